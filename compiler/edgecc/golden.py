@@ -1,0 +1,109 @@
+"""Golden rows: what the reference computes for a short prompt, kept in the bundle.
+
+Made by the interpreter from the lifted module, before any pass but binding; compared with an engine
+right after compiling, and by `edgecc verify` on the user's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from edgecc.backends.base import Array
+from edgecc.backends.onnxruntime import OrtEngine
+from edgecc.backends.runtime.verify import GOLDEN_FILE, compare_golden, read_golden
+from edgecc.devices import Device
+from edgecc.ir.core import Json, Module
+from edgecc.ir.interpreter import Interpreter
+from edgecc.ir.types import DimExpr
+from edgecc.roles import Role
+
+__all__ = ["GOLDEN_FILE", "check_engine", "make_golden"]
+
+PROMPT_ROWS = 5
+"""Long enough for every kernel's many-row path, short enough for models that take seconds a row."""
+
+
+def make_golden(module: Module) -> bytes:
+    """Inputs and reference outputs of one prompt call and one draft call, as safetensors bytes.
+
+    The prompt is a fixed spread of token ids. Tensors: `token_ids` i64 `[T]`, `logits` f32
+    `[1, V]` of the last row, and for a pair `hidden_tap` f32 `[T, n*H]`, `anchor` i64 `[1]` and
+    `proposals` i64 `[N]`.
+    """
+    target = _section(module, "target")
+    count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
+    ids = (np.arange(1, PROMPT_ROWS + 1, dtype=np.int64) * 7919) % min(count, padding)
+    interpreter = Interpreter(module)
+    out = interpreter.run(
+        "target",
+        {
+            "token_ids": ids[None],
+            "cache_length": np.zeros(1, dtype=np.int64),
+            "logit_rows": np.array([PROMPT_ROWS - 1]),
+            **_caches(module, "target"),
+        },
+    )
+    golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0]}
+    if "draft" in module.graphs:
+        anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)
+        draft = interpreter.run(
+            "draft",
+            {
+                "features": out["hidden_tap"],
+                "anchor": anchor,
+                "cache_length": np.zeros(1, dtype=np.int64),
+                **_caches(module, "draft"),
+            },
+        )
+        golden["hidden_tap"] = out["hidden_tap"][0]
+        golden["anchor"] = anchor
+        golden["proposals"] = draft["proposals"][0]
+    return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
+
+
+def check_engine(
+    directory: Path, device: Device, artifact: Mapping[str, Any], golden: bytes
+) -> None:
+    """Open the engine of an unfinished bundle and compare it with the golden rows.
+
+    Raises:
+        MismatchError: Numbers differ by more than the tolerance.
+    """
+    del device  # one engine so far
+    engine = OrtEngine(_Directory(directory), artifact, num_threads=None, progress=None)
+    try:
+        compare_golden(engine, read_golden(golden)).raise_if_failed()
+    finally:
+        engine.close()
+
+
+class _Directory:
+    """The files of a bundle that has no manifest yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, relative: str) -> Path:
+        """Path of a file."""
+        return self.path / relative
+
+
+def _section(module: Module, key: str) -> dict[str, Json]:
+    section = module.metadata[key]
+    assert isinstance(section, dict)
+    return section
+
+
+def _caches(module: Module, graph: str) -> dict[str, Array]:
+    """Empty caches of the declared shapes."""
+    return {
+        item.name: np.zeros(
+            [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape], dtype=np.float32
+        )
+        for item in module.graphs[graph].by_role(Role.KV_CACHE)
+    }

@@ -1,0 +1,111 @@
+"""Evaluates graphs with NumPy: the oracle for every pass and backend.
+
+Float32 by default, float64 on request. Values are dropped after their last use, weights are
+streamed block by block, so that a model larger than memory can be evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgecc.errors import RequestError
+from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.encodings import Array
+from edgecc.ir.ops.base import EvalContext, WeightView
+from edgecc.ir.types import DimExpr, TensorType
+
+
+class Interpreter:
+    """Evaluates the graphs of one module. Subclass and override `node` to observe or replace ops.
+
+    Args:
+        module: Module to evaluate; unbound weights raise when they are read.
+        dtype: `numpy.float32` or `numpy.float64`: the type every floating-point value is held in.
+    """
+
+    def __init__(self, module: Module, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.module = module
+        self.dtype = np.dtype(dtype)
+
+    def run(self, graph: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Evaluate a graph.
+
+        Args:
+            graph: Name of the graph.
+            inputs: Arrays by input name; shapes must match the types, symbols consistently.
+
+        Returns:
+            Arrays by output name.
+
+        Raises:
+            RequestError: An input is missing, unknown, or of the wrong shape.
+        """
+        target = self.module.graphs[graph]
+        names = {i.name for i in target.inputs}
+        if names != set(inputs):
+            raise RequestError(
+                "run/inputs",
+                f"graph @{graph} takes {sorted(names)}, got {sorted(inputs)}",
+            )
+        values = self._evaluate(target, [inputs[i.name] for i in target.inputs])
+        return {o.name: v for o, v in zip(target.outputs, values, strict=True)}
+
+    def node(self, node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
+        """Evaluate one node on operand values."""
+        views = [WeightView(self.module.weights, w, self.dtype) for w in node.weights]
+        ctx = EvalContext(self.dtype, self._call)
+        return tuple(node.op.evaluate(operands, views, node.attrs, ctx))
+
+    def _call(self, name: str, operands: Sequence[Array]) -> tuple[Array, ...]:
+        return self._evaluate(self.module.graphs[name], operands)
+
+    def _evaluate(self, graph: Graph, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        binding: dict[str, int] = {}
+        values: dict[Value, Array] = {}
+        for item, array in zip(graph.inputs, inputs, strict=True):
+            cast = self._cast(np.asarray(array), item.value.type)
+            _match(f"@{graph.name}: input %{item.name}", cast, item.value.type, binding)
+            values[item.value] = cast
+        last = _last_uses(graph)
+        for index, node in enumerate(graph.nodes):
+            results = self.node(node, [values[o] for o in node.operands])
+            for value, array in zip(node.results, results, strict=True):
+                _match(f"@{graph.name}: {node!r}", array, value.type, binding)
+                values[value] = array
+            for value in last.get(index, ()):
+                del values[value]
+        return tuple(values[o.value] for o in graph.outputs)
+
+    def _cast(self, array: Array, type: TensorType) -> Array:
+        return array.astype(self.dtype if type.dtype.is_float else type.dtype.numpy)
+
+
+def _last_uses(graph: Graph) -> dict[int, list[Value]]:
+    """Node index to the values nobody needs after it."""
+    kept = {o.value for o in graph.outputs}
+    last: dict[Value, int] = {}
+    for index, node in enumerate(graph.nodes):
+        for value in (*node.operands, *node.results):
+            last[value] = index
+    dead: dict[int, list[Value]] = {}
+    for value, index in last.items():
+        if value not in kept:
+            dead.setdefault(index, []).append(value)
+    return dead
+
+
+def _match(what: str, array: Array, type: TensorType, binding: dict[str, int]) -> None:
+    """Check an array against a type and learn the values of symbols that are whole axes."""
+    if array.ndim != type.rank:
+        raise RequestError("run/shape", f"{what}: expected {type}, got shape {array.shape}")
+    for size, dim in zip(array.shape, type.shape, strict=True):
+        expected = dim
+        if isinstance(dim, DimExpr):
+            if len(dim.terms) == 1 and dim.terms[0][1] == 1:
+                binding.setdefault(dim.terms[0][0], size - dim.constant)
+            expected = dim.substitute(binding)
+        if isinstance(expected, int) and expected != size:
+            raise RequestError("run/shape", f"{what}: expected {type}, got shape {array.shape}")

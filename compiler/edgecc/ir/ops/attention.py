@@ -1,0 +1,304 @@
+"""Attention over fixed-capacity KV caches, and rotary position embedding.
+
+Activations are `[b, s, heads * head_dim]`, caches `[b, kv_heads, capacity, head_dim]`. Query head h
+reads KV head `h // (heads / kv_heads)`. A cache is a graph input and its update a graph output that
+aliases it; rows at or beyond the valid length are garbage and never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.errors import RequestError
+from edgecc.ir.encodings import Array
+from edgecc.ir.ops.base import (
+    Attributes,
+    EvalContext,
+    Op,
+    Scope,
+    WeightView,
+    require,
+    require_equal,
+    require_float,
+    require_type,
+)
+from edgecc.ir.types import Dim, DType, TensorType
+from edgecc.ir.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAttributes(Attributes):
+    """`heads`: how many heads the last axis of x has."""
+
+    heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionAttributes(Attributes):
+    """Head counts, `scale` of the scores, and whether a query sees later rows (`causal`)."""
+
+    heads: int
+    kv_heads: int
+    scale: float
+    causal: bool = True
+
+
+def rotate(x: Array, cos: Array, sin: Array, heads: int) -> Array:
+    """Rotary embedding, halves rotated (NeoX form).
+
+    Args:
+        x: `[b, s, heads * D]`.
+        cos: `[b, s, R/2]` for the position of each row; R <= D dims are rotated, the rest pass.
+        sin: Like cos.
+        heads: Number of heads.
+
+    Returns:
+        `[b, s, heads * D]`: with the first R dims as halves x1, x2,
+        `[x1 cos - x2 sin, x2 cos + x1 sin, rest]`.
+    """
+    split = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    half = cos.shape[-1]
+    x1, x2, rest = split[..., :half], split[..., half : 2 * half], split[..., 2 * half :]
+    c, s = cos[:, :, None, :], sin[:, :, None, :]
+    return np.concatenate([x1 * c - x2 * s, x2 * c + x1 * s, rest], axis=-1).reshape(x.shape)
+
+
+def write_rows(cache: Array, new: Array, start: Array) -> Array:
+    """A copy of the cache with rows of each sequence written from its `start` on.
+
+    Raises:
+        RequestError: The rows do not fit into the capacity.
+    """
+    b, kv_heads, capacity, head_dim = cache.shape
+    rows = new.reshape(b, -1, kv_heads, head_dim).transpose(0, 2, 1, 3)
+    out = cache.copy()
+    for i, first in enumerate(start.tolist()):
+        last = first + rows.shape[2]
+        if first < 0 or last > capacity:
+            raise RequestError(
+                "run/cache-overflow", f"rows {first}..{last} exceed the cache capacity {capacity}"
+            )
+        out[i, :, first:last] = rows[i]
+    return out
+
+
+def attend(
+    q: Array, k_cache: Array, v_cache: Array, length: Array, attrs: AttentionAttributes
+) -> Array:
+    """Softmax attention of the last `s` valid rows over all valid rows, one query row at a time."""
+    b, s, width = q.shape
+    group = attrs.heads // attrs.kv_heads
+    queries = q.reshape(b, s, attrs.kv_heads, group, width // attrs.heads)
+    out = np.empty_like(queries, shape=(b, s, attrs.kv_heads, group, v_cache.shape[-1]))
+    for i in range(b):
+        total = int(length[i])
+        for j in range(s):
+            seen = total - s + j + 1 if attrs.causal else total
+            keys, values = k_cache[i, :, :seen], v_cache[i, :, :seen]
+            scores = np.einsum("hgd,hnd->hgn", queries[i, j], keys) * q.dtype.type(attrs.scale)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[i, j] = np.einsum("hgn,hnd->hgd", weights, values)
+    return out.reshape(b, s, -1)
+
+
+def _check_caches(
+    new: TensorType, k_cache: TensorType, v_cache: TensorType, kv_heads: int, batch: Dim
+) -> None:
+    for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        require_type(what, cache, rank=4)
+        require_equal(f"batch of {what}", cache.shape[0], batch)
+        require_equal(f"heads of {what}", cache.shape[1], kv_heads)
+    require_equal("capacity of v_cache", v_cache.shape[2], k_cache.shape[2])
+    require(new.rank == 3, f"new rows must have rank 3, got {new}")
+
+
+class Rope(Op[RopeAttributes]):
+    """Rotary position embedding, halves rotated: x `[b, s, heads * D]`, positions i64 `[b, s]`.
+
+    The tables `cos` and `sin` are f32 `[positions, R/2]`; R <= D dims are rotated (partial rotary).
+    """
+
+    name = "rope"
+    attributes = RopeAttributes
+    operands = ("x", "positions")
+    weights = ("cos", "sin")
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: RopeAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of x."""
+        x, positions = operands
+        require_float("x", x)
+        require_type("x", x, rank=3)
+        require_type("positions", positions, DType.I64, rank=2)
+        require_equal("axes of positions", positions.shape, x.shape[:2])
+        width = x.shape[2]
+        require(
+            isinstance(width, int) and attrs.heads > 0 and width % attrs.heads == 0,
+            f"the last axis of {x} must divide into {attrs.heads} heads",
+        )
+        require_equal("shape of sin", weights[1].shape, weights[0].shape)
+        dim = int(str(width)) // attrs.heads
+        require(
+            2 * weights[0].shape[1] <= dim,
+            f"tables rotate {2 * weights[0].shape[1]} dims of a head of {dim}",
+        )
+        return (x,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: RopeAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Look up, then `rotate`."""
+        x, positions = operands
+        cos, sin = weights[0].dense()[positions], weights[1].dense()[positions]
+        return (rotate(x, cos, sin, attrs.heads),)
+
+
+class CacheUpdate(Op[Attributes]):
+    """Writes new rows into a cache.
+
+    cache `[b, kv_heads, C, D]`, new `[b, s, kv_heads * D]`, start i64 `[b]`.
+    Row i of sequence j goes to `start[j] + i`; other rows keep their values.
+    """
+
+    name = "cache_update"
+    operands = ("cache", "new", "start")
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: Attributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of the cache."""
+        cache, new, start = operands
+        require_type("cache", cache, rank=4)
+        require_type("new", new, cache.dtype, rank=3)
+        require_type("start", start, DType.I64, rank=1)
+        require_equal("batch of new", new.shape[0], cache.shape[0])
+        require_equal("batch of start", start.shape[0], cache.shape[0])
+        require_equal("width of new", new.shape[2], cache.shape[3] * int(str(cache.shape[1])))
+        return (cache,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: Attributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """See `write_rows`."""
+        return (write_rows(*operands),)
+
+
+class Attention(Op[AttentionAttributes]):
+    """Grouped-query attention of the newest rows over a cache.
+
+    q `[b, s, heads * D]` holds the queries of the last s valid rows; `length` i64 `[b]` counts the
+    valid rows, those s included. With `causal`, query i sees rows up to its own; without, all valid
+    rows. Scores are `scale * q k`, softmax in the evaluation dtype.
+    """
+
+    name = "attention"
+    attributes = AttentionAttributes
+    operands = ("q", "k_cache", "v_cache", "length")
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: AttentionAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """`[b, s, heads * Dv]`."""
+        q, k_cache, v_cache, length = operands
+        require_type("q", q, k_cache.dtype, rank=3)
+        require_type("length", length, DType.I64, rank=1)
+        require(
+            attrs.kv_heads > 0 and attrs.heads % attrs.kv_heads == 0,
+            "heads / kv_heads is not whole",
+        )
+        _check_caches(q, k_cache, v_cache, attrs.kv_heads, q.shape[0])
+        require_equal("width of q", q.shape[2], k_cache.shape[3] * attrs.heads)
+        return (TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads)),)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: AttentionAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """See `attend`."""
+        q, k_cache, v_cache, length = operands
+        return (attend(q, k_cache, v_cache, length, attrs),)
+
+
+class CachedAttention(Op[AttentionAttributes]):
+    """Rotary embedding, cache update and attention in one: made by `fuse-cached-attention`.
+
+    q `[b, s, heads * D]`, k and v `[b, n, kv_heads * D]` with n >= s new rows that start at
+    `start`; the queries belong to the last s of them. Results: the attention output and both
+    updated caches.
+    With the optional `cos` and `sin` tables, q and k are rotated at their own positions first.
+    """
+
+    name = "cached_attention"
+    attributes = AttentionAttributes
+    operands = ("q", "k", "v", "k_cache", "v_cache", "start")
+    weights = ("cos?", "sin?")
+    results = ("result", "k_cache", "v_cache")
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: AttentionAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """Like `attention`, then both caches."""
+        q, k, v, k_cache, v_cache, start = operands
+        require_type("q", q, k_cache.dtype, rank=3)
+        require_type("start", start, DType.I64, rank=1)
+        require(len(weights) != 1, "give both rotary tables or none")
+        _check_caches(k, k_cache, v_cache, attrs.kv_heads, q.shape[0])
+        require_equal("rows of v", v.shape[:2], k.shape[:2])
+        require_equal("width of k", k.shape[2], k_cache.shape[3] * attrs.kv_heads)
+        require_equal("width of v", v.shape[2], v_cache.shape[3] * attrs.kv_heads)
+        require_equal("width of q", q.shape[2], k_cache.shape[3] * attrs.heads)
+        out = TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads))
+        return (out, k_cache, v_cache)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: AttentionAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Rotate, write, attend."""
+        q, k, v, k_cache, v_cache, start = operands
+        if weights:
+            positions = start[:, None] + np.arange(k.shape[1])
+            cos, sin = weights[0].dense()[positions], weights[1].dense()[positions]
+            k = rotate(k, cos, sin, attrs.kv_heads)
+            last = slice(k.shape[1] - q.shape[1], None)
+            q = rotate(q, cos[:, last], sin[:, last], attrs.heads)
+        k_cache, v_cache = write_rows(k_cache, k, start), write_rows(v_cache, v, start)
+        return attend(q, k_cache, v_cache, start + k.shape[1], attrs), k_cache, v_cache
+
+
+OPS = (Rope(), CacheUpdate(), Attention(), CachedAttention())

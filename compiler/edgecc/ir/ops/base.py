@@ -1,0 +1,192 @@
+"""What an operation is: signature, attributes, shape rule, reference semantics, in one class.
+
+An op is a stateless object; its class docstring is its page in the documentation. `infer` is the
+only source of result types: the builder calls it, and the verifier calls it again and compares.
+`evaluate` is the reference semantics in NumPy, in float32 or float64, and row-invariant: the bits
+of a result row do not depend on how many rows are computed together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from edgecc.ir.encodings import Array
+from edgecc.ir.types import Dim, DType, TensorType
+from edgecc.ir.weights import Weight, WeightTable
+
+
+class TypeRuleError(ValueError):
+    """The operands do not fit the op; the message says what was found and expected."""
+
+
+class Trait(Flag):
+    """Facts passes rely on."""
+
+    NONE = 0
+    COMMUTATIVE = auto()
+    ELEMENTWISE = auto()
+    ROWWISE = auto()
+    """Works on the last axis only: rows can be reordered, taken or joined before or after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Base of the attribute dataclasses. Fields are ints, floats, strings, bools, dims, tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSignature:
+    """Input and output types of a graph, for ops that call it."""
+
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+
+
+Scope = Mapping[str, GraphSignature]
+
+
+class WeightView:
+    """A weight as `evaluate` sees it: dequantized on demand, by rows, in the evaluation dtype."""
+
+    def __init__(self, table: WeightTable, symbol: str, dtype: np.dtype[Any]) -> None:
+        self._table = table
+        self._dtype = dtype
+        self.symbol = symbol
+        self.weight: Weight = table[table.resolve(symbol)]
+
+    def dense(self) -> Array:
+        """All values. Only for small weights: norms, biases, tables."""
+        return self._cast(self._table.dense(self.symbol))
+
+    def rows(self, indices: Array) -> Array:
+        """Single rows, one read each: for embedding tables."""
+        unique, inverse = np.unique(indices, return_inverse=True)
+        picked = [self._table.dense(self.symbol, int(i), int(i) + 1)[0] for i in unique]
+        table = np.stack(picked) if picked else np.zeros((0, *self.weight.shape[1:]))
+        return self._cast(table)[inverse.reshape(indices.shape)]
+
+    def blocks(self) -> Iterator[tuple[int, int, Array]]:
+        """Blocks of rows `(start, stop, values)`."""
+        encoding = self.weight.encoding
+        for start, stop, parts in self._table.row_blocks(self.symbol):
+            yield start, stop, self._cast(encoding.dequantize(parts))
+
+    def _cast(self, array: Array) -> Array:
+        return array.astype(self._dtype) if array.dtype.kind == "f" else array
+
+
+class CallGraph(Protocol):
+    """Evaluates another graph of the module, for the `call` op."""
+
+    def __call__(self, name: str, operands: Sequence[Array]) -> tuple[Array, ...]:
+        """Positional inputs to positional outputs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvalContext:
+    """What `evaluate` may use besides its operands.
+
+    Attributes:
+        dtype: float32 or float64; floating-point operands already have it, results must.
+        call: Evaluates a graph by name.
+        result_shapes: Result shapes with symbols replaced by the values of this evaluation.
+    """
+
+    dtype: np.dtype[Any]
+    call: CallGraph
+    result_shapes: tuple[tuple[Dim, ...], ...] = ()
+
+
+A = TypeVar("A", bound=Attributes)
+
+
+class Op(ABC, Generic[A]):
+    """One operation.
+
+    Class attributes:
+        name: Spelling in IR text.
+        attributes: The attribute dataclass.
+        operands: Names of the operands, for messages and documentation.
+        weights: Names of the weight operands; a trailing `?` marks the optional ones.
+        results: Names of the results.
+        variadic: Whether the last operand may repeat (`concat`, `call`).
+        traits: See `Trait`.
+    """
+
+    name: ClassVar[str]
+    attributes: ClassVar[type[Attributes]] = Attributes
+    operands: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
+    results: ClassVar[tuple[str, ...]] = ("result",)
+    variadic: ClassVar[bool] = False
+    traits: ClassVar[Trait] = Trait.NONE
+
+    @abstractmethod
+    def infer(
+        self, operands: Sequence[TensorType], weights: Sequence[Weight], attrs: A, scope: Scope
+    ) -> tuple[TensorType, ...]:
+        """Result types.
+
+        Raises:
+            TypeRuleError: The operands do not fit.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: A,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Reference values of the results."""
+
+    def check_counts(self, operands: int, weights: int) -> None:
+        """Check how many operands and weights were given.
+
+        Raises:
+            TypeRuleError: Too few or too many.
+        """
+        low = len(self.operands) - (1 if self.variadic else 0)
+        if operands < low or (operands > len(self.operands) and not self.variadic):
+            raise TypeRuleError(f"expects operands ({', '.join(self.operands)}), got {operands}")
+        needed = sum(1 for w in self.weights if not w.endswith("?"))
+        if not needed <= weights <= len(self.weights):
+            raise TypeRuleError(f"expects weights ({', '.join(self.weights)}), got {weights}")
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a `TypeRuleError` with the message unless the condition holds."""
+    if not condition:
+        raise TypeRuleError(message)
+
+
+def require_type(
+    what: str, found: TensorType, dtype: DType | None = None, rank: int | None = None
+) -> None:
+    """Check dtype and rank of an operand."""
+    require(
+        dtype is None or found.dtype is dtype,
+        f"{what} must be {dtype.value if dtype else ''}, got {found}",
+    )
+    require(rank is None or found.rank == rank, f"{what} must have rank {rank}, got {found}")
+
+
+def require_float(what: str, found: TensorType) -> None:
+    """Check that an operand holds floating-point numbers."""
+    require(found.dtype.is_float, f"{what} must be floating-point, got {found}")
+
+
+def require_equal(what: str, found: object, expected: object) -> None:
+    """Check that two dims, shapes or counts are equal."""
+    require(found == expected, f"{what}: expected {expected}, got {found}")

@@ -1,0 +1,128 @@
+"""Elementwise arithmetic."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgecc.ir.encodings import Array
+from edgecc.ir.ops.base import (
+    Attributes,
+    EvalContext,
+    Op,
+    Scope,
+    Trait,
+    WeightView,
+    require,
+    require_float,
+)
+from edgecc.ir.types import TensorType
+from edgecc.ir.weights import Weight
+
+
+def sigmoid(x: Array) -> Array:
+    """`1 / (1 + exp(-x))` without overflow for large negative x."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def silu(x: Array) -> Array:
+    """`x * sigmoid(x)`."""
+    return x * sigmoid(x)
+
+
+class _Elementwise(Op[Attributes]):
+    """Operands of one type; the result has that type."""
+
+    traits = Trait.ELEMENTWISE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: Attributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The common operand type."""
+        require_float(self.operands[0], operands[0])
+        require(
+            all(o == operands[0] for o in operands),
+            f"operands must have one type, got {', '.join(map(str, operands))}",
+        )
+        return (operands[0],)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: Attributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Apply `compute`."""
+        return (self.compute(*operands),)
+
+    @abstractmethod
+    def compute(self, *operands: Array) -> Array:
+        """The arithmetic itself."""
+
+
+class Add(_Elementwise):
+    """`a + b`, equal shapes."""
+
+    name = "add"
+    operands = ("a", "b")
+    traits = Trait.ELEMENTWISE | Trait.COMMUTATIVE
+
+    def compute(self, *operands: Array) -> Array:
+        """Sum."""
+        return operands[0] + operands[1]
+
+
+class Mul(_Elementwise):
+    """`a * b`, equal shapes."""
+
+    name = "mul"
+    operands = ("a", "b")
+    traits = Trait.ELEMENTWISE | Trait.COMMUTATIVE
+
+    def compute(self, *operands: Array) -> Array:
+        """Product."""
+        return operands[0] * operands[1]
+
+
+class Silu(_Elementwise):
+    """`x * sigmoid(x)`."""
+
+    name = "silu"
+    operands = ("x",)
+
+    def compute(self, *operands: Array) -> Array:
+        """Swish with slope 1."""
+        return silu(operands[0])
+
+
+class Sigmoid(_Elementwise):
+    """`1 / (1 + exp(-x))`."""
+
+    name = "sigmoid"
+    operands = ("x",)
+
+    def compute(self, *operands: Array) -> Array:
+        """Logistic function."""
+        return sigmoid(operands[0])
+
+
+class Swiglu(_Elementwise):
+    """`silu(gate) * up`, the activation of gated MLPs."""
+
+    name = "swiglu"
+    operands = ("gate", "up")
+
+    def compute(self, *operands: Array) -> Array:
+        """Swish of the gate times up."""
+        return silu(operands[0]) * operands[1]
+
+
+OPS = (Add(), Mul(), Silu(), Sigmoid(), Swiglu())

@@ -1,0 +1,81 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.ir.encodings import Array
+from edgecc.ir.ops.base import (
+    Attributes,
+    EvalContext,
+    Op,
+    Scope,
+    Trait,
+    WeightView,
+    require,
+    require_equal,
+    require_float,
+)
+from edgecc.ir.types import TensorType
+from edgecc.ir.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormAttributes(Attributes):
+    """`eps`: added to the mean square. `groups`: how many equal groups the last axis has."""
+
+    eps: float
+    groups: int = 1
+
+
+class RmsNorm(Op[RmsNormAttributes]):
+    """`x / sqrt(mean(x^2) + eps) * w` over the last axis, or over each of its `groups`.
+
+    f32 `[..., H]` and a weight `[H / groups]`. With `groups` = heads it is the per-head query and
+    key norm of Qwen3: one weight of head_dim shared by all heads.
+    """
+
+    name = "rms_norm"
+    attributes = RmsNormAttributes
+    operands = ("x",)
+    weights = ("weight",)
+    traits = Trait.ROWWISE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: RmsNormAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of x."""
+        (x,) = operands
+        require_float("x", x)
+        width = x.shape[-1] if x.rank else 0
+        require(
+            isinstance(width, int) and attrs.groups > 0 and width % attrs.groups == 0,
+            f"the last axis of {x} must divide into {attrs.groups} groups",
+        )
+        require(attrs.eps > 0, f"eps must be positive, got {attrs.eps}")
+        require_equal("shape of the weight", weights[0].shape, (int(str(width)) // attrs.groups,))
+        return (x,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: RmsNormAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Mean square in the evaluation dtype."""
+        x = operands[0]
+        grouped = x.reshape(*x.shape[:-1], attrs.groups, x.shape[-1] // attrs.groups)
+        mean = np.mean(np.square(grouped), axis=-1, keepdims=True)
+        normed = grouped / np.sqrt(mean + ctx.dtype.type(attrs.eps)) * weights[0].dense()
+        return (normed.reshape(x.shape),)
+
+
+OPS = (RmsNorm(),)

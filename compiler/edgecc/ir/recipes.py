@@ -1,0 +1,175 @@
+"""Recipes: how a derived weight is computed from others, row block by row block.
+
+A recipe is data in the module (`derived concat_rows(@a, @b)`), so derived weights print, hash and
+stream like stored ones. Recipes that only rearrange packed bytes are written to the bundle;
+recipes that *expand* (dequantize, widen) are applied when a session is loaded, so that a packed
+weight stays packed on disk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edgecc import nvfp4
+from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block, IntShape
+from edgecc.ir.rope import RopeParams, rope_tables
+from edgecc.ir.types import DType
+from edgecc.ir.weights import Derived, Param, Parts, Weight, WeightTable
+
+
+class Recipe(ABC):
+    """One way to make a weight."""
+
+    name: ClassVar[str]
+    expands: ClassVar[bool] = False
+
+    @abstractmethod
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """Shape and encoding of the result.
+
+        Raises:
+            ValueError: These inputs cannot be combined.
+        """
+
+    @abstractmethod
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Component arrays of rows `start:stop` of the result."""
+
+
+def same_layout(inputs: Sequence[Weight]) -> Encoding:
+    """The common encoding of matrices with equal columns.
+
+    Raises:
+        ValueError: Encodings or column counts differ, or an input is not a matrix.
+    """
+    first = inputs[0]
+    for other in inputs:
+        if len(other.shape) != 2 or other.shape[1] != first.shape[1]:
+            raise ValueError(f"columns differ: {[w.shape for w in inputs]}")
+        if other.encoding != first.encoding:
+            raise ValueError(f"encodings differ: {first.encoding} and {other.encoding}")
+    return first.encoding
+
+
+class ConcatRows(Recipe):
+    """Matrices under each other. Per-weight scalars must be equal bit for bit: passes check."""
+
+    name = "concat_rows"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """`[sum of rows, columns]` in the common encoding."""
+        encoding = same_layout(inputs)
+        return (sum(w.shape[0] for w in inputs), inputs[0].shape[1]), encoding
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """The overlapping rows of each input, stacked."""
+        blocks, offset = [], 0
+        for symbol in source.inputs:
+            count = table[symbol].shape[0]
+            low, high = max(start - offset, 0), min(stop - offset, count)
+            if low < high:
+                blocks.append(table.read(symbol, low, high))
+            offset += count
+        return _stack(weight, blocks, np.concatenate)
+
+
+class Dequantize(Recipe):
+    """The exact float32 values of any encoding."""
+
+    name = "dequantize"
+    expands = True
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense f32."""
+        return inputs[0].shape, Dense(DType.F32)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Dequantized rows."""
+        return {"weight": table.dense(source.inputs[0], start, stop).astype(np.float32)}
+
+
+class Int8Codes(Recipe):
+    """NVFP4 as 8-bit codes around 128 with float32 block scales; exact (see `Int8Block`)."""
+
+    name = "int8_codes"
+    expands = True
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, `int8_block` of the same block.
+
+        Raises:
+            ValueError: The input is not NVFP4.
+        """
+        encoding = inputs[0].encoding
+        if not isinstance(encoding, NVFP4):
+            raise ValueError(f"int8_codes needs nvfp4, found {encoding}")
+        return inputs[0].shape, Int8Block(encoding.block)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Codes and scales of a block of rows."""
+        parts = table.read(source.inputs[0], start, stop)
+        codes, scale = nvfp4.int8_codes(
+            parts["weight"], parts["weight_scale"], parts["weight_scale_2"]
+        )
+        return {"weight": codes, "weight_scale": scale}
+
+
+class RopeTable(Recipe):
+    """Cosine or sine table of a rotary embedding: f32 `[length, dim/2]`, no inputs.
+
+    Params: `part` ("cos" or "sin"), `length`, and the fields of `RopeParams`.
+    """
+
+    name = "rope_table"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """`[length, dim/2]`, dense f32."""
+        return (int(params["length"]), int(params["dim"]) // 2), Dense(DType.F32)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Rows of the table; positions are rows."""
+        params = dict(source.params)
+        part, length = params.pop("part"), int(params.pop("length"))
+        rope = RopeParams(**params)  # type: ignore[arg-type]
+        cos, sin = rope_tables(rope, length)
+        return {"weight": (cos if part == "cos" else sin)[start:stop]}
+
+
+def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
+    components = weight.encoding.components(weight.shape)
+    return {
+        name: join([b[name] for b in blocks])  # type: ignore[operator]
+        if component.rows
+        else blocks[0][name]
+        for name, component in components.items()
+    }
+
+
+RECIPES: Mapping[str, Recipe] = {
+    r.name: r for r in (ConcatRows(), Dequantize(), Int8Codes(), RopeTable())
+}
+"""Every recipe by name."""

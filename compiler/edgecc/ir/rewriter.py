@@ -1,0 +1,147 @@
+"""The only way to change a finished graph: keeps uses, order, names and locations right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgecc.errors import InternalError
+from edgecc.ir.builder import make_node
+from edgecc.ir.core import Graph, Location, Module, Node, Value
+from edgecc.ir.ops import Attributes
+
+
+class Rewriter:
+    """Edits one graph on behalf of one pass.
+
+    New nodes are inserted before an *anchor* node, so definitions stay before uses. Replaced nodes
+    hand their location on: the new node's chain ends with the name of the pass.
+
+    Args:
+        module: Owner of the graph.
+        graph: Graph to edit.
+        pass_name: Recorded in the locations of new nodes.
+    """
+
+    def __init__(self, module: Module, graph: Graph, pass_name: str) -> None:
+        self.module = module
+        self.graph = graph
+        self.pass_name = pass_name
+
+    def insert(
+        self,
+        anchor: Node,
+        op: str,
+        operands: Sequence[Value],
+        weights: Sequence[str] = (),
+        attrs: Attributes | None = None,
+        names: Sequence[str] = (),
+        origin: Location | None = None,
+    ) -> Node:
+        """Add a node right before `anchor`.
+
+        Args:
+            anchor: Node of this graph; operands must be defined before it.
+            op: Name of the op.
+            operands: Values to read.
+            weights: Weight symbols to read.
+            attrs: Attributes of the op.
+            names: Names of the results.
+            origin: Location to continue; the anchor's when not given.
+
+        Raises:
+            InternalError: The anchor is not in the graph, or an operand is defined at or after it.
+        """
+        index = self._index(anchor)
+        for value in operands:
+            if value.producer is not None and self._index(value.producer) >= index:
+                raise InternalError("ir/order", f"%{value.name} is not defined before {anchor!r}")
+        base = origin or anchor.location
+        location = Location(base.origin, (*base.passes, self.pass_name))
+        node = make_node(self.module, op, operands, weights, attrs, names, location)
+        self.graph.nodes.insert(index, node)
+        return node
+
+    def replace_value(self, old: Value, new: Value) -> None:
+        """Make every user of `old`, graph outputs included, read `new` instead.
+
+        Raises:
+            InternalError: The types differ, or a user stands before the new definition.
+        """
+        if old.type != new.type:
+            raise InternalError("ir/replace-type", f"cannot replace {old!r} by {new!r}")
+        position = -1 if new.producer is None else self._index(new.producer)
+        for user, index in list(old.uses):
+            if user is new.producer:
+                continue
+            if self._index(user) <= position:
+                raise InternalError("ir/order", f"{user!r} stands before %{new.name}")
+            operands = list(user.operands)
+            operands[index] = new
+            user._set_operands(operands)
+        for output in self.graph.outputs:
+            if output.value is old:
+                output.value = new
+
+    def replace(self, node: Node, values: Sequence[Value]) -> None:
+        """Replace all results of a node and erase it; names of the old results are kept."""
+        for old, new in zip(node.results, values, strict=True):
+            self.replace_value(old, new)
+            if new.producer is not None and self.pass_name in new.producer.location.passes:
+                new.name = old.name
+        self.erase(node)
+
+    def erase(self, node: Node) -> None:
+        """Remove a node nobody reads.
+
+        Raises:
+            InternalError: A result is still used.
+        """
+        if any(r.uses for r in node.results) or any(
+            o.value in node.results for o in self.graph.outputs
+        ):
+            raise InternalError("ir/erase-used", f"{node!r} is still used")
+        self.graph.nodes.remove(node)
+        node._set_operands(())
+
+    def replace_weights(self, node: Node, weights: Sequence[str]) -> None:
+        """Make a node read other weights of the same shapes."""
+        node.weights = tuple(weights)
+        node.location = Location(node.location.origin, (*node.location.passes, self.pass_name))
+
+    def _index(self, node: Node) -> int:
+        try:
+            return self.graph.nodes.index(node)
+        except ValueError:
+            raise InternalError(
+                "ir/foreign-node", f"{node!r} is not part of graph @{self.graph.name}"
+            ) from None
+
+
+def clone_nodes(
+    module: Module, nodes: Sequence[Node], graph: Graph, mapping: Mapping[Value, Value]
+) -> dict[Value, Value]:
+    """Copy nodes into another graph.
+
+    Args:
+        module: Owner of both graphs.
+        nodes: Nodes in execution order.
+        graph: Where the copies are appended.
+        mapping: Values of the old graph to values of the new one: at least all free operands.
+
+    Returns:
+        The mapping, extended by the results of the copied nodes.
+    """
+    extended = dict(mapping)
+    for node in nodes:
+        copy = Node(
+            node.op,
+            [extended[o] for o in node.operands],
+            node.weights,
+            node.attrs,
+            [r.type for r in node.results],
+            [r.name for r in node.results],
+            node.location,
+        )
+        graph.nodes.append(copy)
+        extended.update(zip(node.results, copy.results, strict=True))
+    return extended

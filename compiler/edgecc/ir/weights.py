@@ -1,0 +1,299 @@
+"""The weight table: symbols, what they hold, and where the bytes come from.
+
+A graph refers to weights by symbol. The table maps a symbol to a `Weight`: logical shape, encoding
+and a lazy source. Nothing is read until a backend or the interpreter asks, and then by blocks of
+rows, so memory use follows the largest block and not the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from edgecc.errors import InternalError, LegalizeError
+from edgecc.ir.encodings import Array, Encoding, IntShape
+
+Parts: TypeAlias = dict[str, Array]
+Param: TypeAlias = int | float | str | bool
+
+BLOCK_BYTES = 8 << 20
+"""Float32 bytes of one streamed block of rows: large enough for speed, small beside any model."""
+
+
+class TensorReader(Protocol):
+    """Row access to the tensors of one checkpoint."""
+
+    def read(self, key: str, start: int | None = None, stop: int | None = None) -> Array:
+        """Rows `start:stop` along axis 0 of a stored tensor, in its stored dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One component of a stored weight: which tensor of which file."""
+
+    component: str
+    file: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes in a checkpoint's safetensors files."""
+
+    checkpoint: str
+    parts: tuple[StoredPart, ...]
+
+    def __str__(self) -> str:
+        part = self.parts[0]
+        return f"{self.checkpoint}/{part.file}: {part.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Computed from other weights by a recipe (`edgecc.ir.recipes`): data, not a closure."""
+
+    recipe: str
+    inputs: tuple[str, ...]
+    params: tuple[tuple[str, Param], ...] = ()
+
+    def __str__(self) -> str:
+        arguments = [f"@{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.params]
+        return f"{self.recipe}({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """Bytes held by the module itself: small constants only."""
+
+    parts: tuple[tuple[str, bytes], ...]
+
+    def __str__(self) -> str:
+        return "inline"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name of a weight: same bytes, same encoding, no copy."""
+
+    symbol: str
+
+    def __str__(self) -> str:
+        return f"alias @{self.symbol}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unbound:
+    """A weight a graph needs and its checkpoint does not have.
+
+    Attributes:
+        role: What is missing: `lm_head` or `embed_tokens`.
+        looked_for: Places that were searched, for the error message.
+    """
+
+    role: str
+    looked_for: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"unbound {self.role}"
+
+
+Source: TypeAlias = Stored | Derived | Inline | Alias | Unbound
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One entry of the table. Knowing shape, bytes and origin costs no I/O.
+
+    Attributes:
+        shape: Logical shape; a linear weight is `[out, in]`.
+        encoding: How the values are stored. An unbound weight has the encoding of what is expected
+            in its place, which binding replaces.
+        source: Where the bytes come from.
+    """
+
+    shape: IntShape
+    encoding: Encoding
+    source: Source
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all components."""
+        return self.encoding.nbytes(self.shape)
+
+
+class WeightTable(Mapping[str, Weight]):
+    """Symbols to weights, in insertion order, with the readers of the checkpoints they live in."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, Weight] = {}
+        self.readers: dict[str, TensorReader] = {}
+        self._digests: dict[tuple[str, Weight], str] = {}
+
+    def __getitem__(self, symbol: str) -> Weight:
+        return self._weights[symbol]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def copy(self) -> WeightTable:
+        """A table with the same entries and readers; entries are immutable and shared."""
+        table = WeightTable()
+        table._weights = dict(self._weights)
+        table.readers = dict(self.readers)
+        table._digests = dict(self._digests)
+        return table
+
+    def add(self, symbol: str, weight: Weight) -> str:
+        """Add a new entry and return its symbol.
+
+        Raises:
+            InternalError: The symbol is taken by a different weight.
+        """
+        if self._weights.setdefault(symbol, weight) != weight:
+            raise InternalError("ir/duplicate-weight", f"weight @{symbol} is defined twice")
+        return symbol
+
+    def rebind(self, symbol: str, weight: Weight) -> None:
+        """Replace what an existing symbol stands for."""
+        if symbol not in self._weights:
+            raise InternalError("ir/unknown-weight", f"no weight @{symbol}")
+        self._weights[symbol] = weight
+
+    def remove(self, symbol: str) -> None:
+        """Forget an entry. Used by dead-code elimination only."""
+        del self._weights[symbol]
+
+    def resolve(self, symbol: str) -> str:
+        """The symbol at the end of a chain of aliases.
+
+        Raises:
+            InternalError: The chain leads to nothing or runs in a circle.
+        """
+        seen = [symbol]
+        while isinstance(source := self._weights[seen[-1]].source, Alias):
+            if source.symbol in seen or source.symbol not in self._weights:
+                raise InternalError(
+                    "ir/bad-alias",
+                    f"alias @{symbol} leads to {' -> '.join([*seen, source.symbol])}",
+                )
+            seen.append(source.symbol)
+        return seen[-1]
+
+    def dependencies(self, symbol: str) -> Iterator[str]:
+        """The symbol, and everything its bytes are made from."""
+        yield symbol
+        source = self._weights[symbol].source
+        if isinstance(source, Alias):
+            yield from self.dependencies(source.symbol)
+        elif isinstance(source, Derived):
+            for name in source.inputs:
+                yield from self.dependencies(name)
+
+    def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
+        """Component arrays of rows `start:stop` (components without rows come whole).
+
+        Raises:
+            LegalizeError: The weight is unbound.
+        """
+        weight = self._weights[self.resolve(symbol)]
+        components = weight.encoding.components(weight.shape)
+        source = weight.source
+        stop = weight.shape[0] if stop is None and weight.shape else stop
+        if isinstance(source, Stored):
+            reader = self.readers[source.checkpoint]
+            return {
+                p.component: reader.read(p.key, start, stop).reshape(
+                    (-1, *components[p.component].shape[1:])
+                )
+                if components[p.component].rows
+                else reader.read(p.key).reshape(components[p.component].shape)
+                for p in source.parts
+            }
+        if isinstance(source, Inline):
+            arrays = {
+                name: np.frombuffer(data, components[name].dtype.numpy).reshape(
+                    components[name].shape
+                )
+                for name, data in source.parts
+            }
+            return {n: a[start:stop] if components[n].rows else a for n, a in arrays.items()}
+        if isinstance(source, Derived):
+            from edgecc.ir.recipes import RECIPES  # recipes read tables: the one cycle of the IR
+
+            return RECIPES[source.recipe].rows(self, weight, source, start, stop or 0)
+        raise LegalizeError(
+            "bind/unbound-weight",
+            f"weight @{symbol} has no bytes: {source}",
+            help="compile the draft together with its target, so that it can be bound",
+        )
+
+    def dense(self, symbol: str, start: int = 0, stop: int | None = None) -> Array:
+        """Exact values of rows `start:stop` (float32 for every floating-point encoding)."""
+        weight = self._weights[self.resolve(symbol)]
+        return weight.encoding.dequantize(self.read(symbol, start, stop))
+
+    def row_blocks(
+        self, symbol: str, block_bytes: int = BLOCK_BYTES
+    ) -> Iterator[tuple[int, int, Parts]]:
+        """Blocks `(start, stop, parts)` that together are the whole weight, in row order."""
+        weight = self._weights[self.resolve(symbol)]
+        if not weight.shape:
+            yield 0, 0, self.read(symbol)
+            return
+        row = 4 * int(np.prod(weight.shape[1:], dtype=np.int64))
+        step = max(1, block_bytes // max(1, row))
+        for start in range(0, weight.shape[0], step):
+            stop = min(start + step, weight.shape[0])
+            yield start, stop, self.read(symbol, start, stop)
+
+    def digest(self, symbol: str) -> str:
+        """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""
+        symbol = self.resolve(symbol)
+        weight = self._weights[symbol]
+        key = (symbol, weight)
+        if key not in self._digests:
+            hashes = {c: hashlib.sha256() for c in weight.encoding.components(weight.shape)}
+            components = weight.encoding.components(weight.shape)
+            for start, _, parts in self.row_blocks(symbol):
+                for name, array in parts.items():
+                    if components[name].rows or start == 0:
+                        hashes[name].update(np.ascontiguousarray(array).view(np.uint8).data)
+            total = hashlib.sha256(f"{weight.shape} {weight.encoding}".encode())
+            for name, part in hashes.items():
+                total.update(name.encode() + part.digest())
+            self._digests[key] = total.hexdigest()
+        return self._digests[key]
+
+    def origin(self, symbol: str) -> str:
+        """Where the bytes come from, as one readable line."""
+        weight = self._weights[self.resolve(symbol)]
+        if isinstance(weight.source, Derived) and weight.source.inputs:
+            return f"{weight.source.recipe} of " + ", ".join(
+                self.origin(i) for i in weight.source.inputs
+            )
+        return str(weight.source)
+
+    def derive(self, symbol: str, recipe: str, inputs: tuple[str, ...], **params: Param) -> str:
+        """Add a derived weight, its shape and encoding computed by the recipe; return its symbol.
+
+        Raises:
+            ValueError: The recipe cannot take these inputs.
+        """
+        from edgecc.ir.recipes import RECIPES
+
+        source = Derived(recipe, tuple(inputs), tuple(sorted(params.items())))
+        resolved = [self._weights[self.resolve(i)] for i in inputs]
+        shape, encoding = RECIPES[recipe].result(resolved, dict(params))
+        return self.add(symbol, Weight(shape, encoding, source))
+
+    def alias(self, symbol: str, target: str) -> None:
+        """Make an existing entry another name of `target`, taking over its encoding."""
+        self.rebind(symbol, replace(self._weights[self.resolve(target)], source=Alias(target)))

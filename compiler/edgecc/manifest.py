@@ -1,0 +1,108 @@
+"""Describes a compiled module as the manifest of its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import networkx as nx
+
+import edgecc
+from edgecc.backends.base import Artifact
+from edgecc.devices import Device
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.ir.analysis import call_graph
+from edgecc.ir.core import Json, Module
+from edgecc.passes.bind_shared_weights import embedding_of, head_of
+
+
+def describe(
+    module: Module,
+    artifact: Artifact,
+    device: Device,
+    checkpoints: Mapping[str, Checkpoint],
+    *,
+    pipeline: str,
+    options: Mapping[str, Json],
+) -> dict[str, Any]:
+    """The manifest without `format`, `version` and `files`, which the writer adds.
+
+    Holds no times and no absolute paths: the same inputs give the same bytes.
+    """
+    backend = dict(artifact.manifest)
+    entries = {
+        name: {
+            "inputs": interface["inputs"],
+            "outputs": [{k: v for k, v in o.items() if k != "value"} for o in interface["outputs"]],
+        }
+        for name, interface in backend["entries"].items()
+    }
+    weights = _weights(module, backend)
+    return {
+        "producer": f"edgecc {edgecc.__version__}",
+        "target": module.metadata["target"],
+        "draft": module.metadata.get("draft"),
+        "limits": module.metadata["limits"],
+        "entries": entries,
+        "artifacts": {device.name: backend},
+        "weights": weights,
+        "shared": _shared(weights),
+        "provenance": {
+            "target": _provenance(checkpoints["target"]),
+            "draft": _provenance(checkpoints["draft"]) if "draft" in checkpoints else None,
+            "pipeline": pipeline,
+            "options": dict(options),
+        },
+        "decisions": list(module.decisions),
+    }
+
+
+def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"name": checkpoint.path.resolve().name, "files": checkpoint.file_digests()}
+
+
+def _weights(module: Module, backend: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Stored weights by symbol: encoding, bytes, origin, role, and the entries that use them."""
+    table = module.weights
+    users: dict[str, set[str]] = {}
+    calls = call_graph(module)
+    for entry in module.entries():
+        for name in {entry.name, *nx.descendants(calls, entry.name)}:
+            for symbol in module.graphs[name].used_weights():
+                for base in table.dependencies(table.resolve(symbol)):
+                    users.setdefault(base, set()).add(entry.name)
+    roles = _roles(module)
+    return {
+        symbol: {
+            "encoding": str(weight.encoding),
+            "shape": list(weight.shape),
+            "bytes": weight.nbytes,
+            "file": backend["weight_file"],
+            "origin": table.origin(symbol),
+            "users": sorted(users.get(symbol, ())),
+            "role": roles.get(symbol, "weight"),
+        }
+        for symbol, weight in table.items()
+        if symbol in backend["tensors"]
+    }
+
+
+def _roles(module: Module) -> dict[str, str]:
+    """Stored weights that are the head or the embedding, wherever passes have moved their users."""
+    table = module.weights
+    roles: dict[str, str] = {}
+    for graph in module.graphs.values():
+        heads = list(graph.used_weights()) if graph.name == "lm_head" else [head_of(graph)]
+        named = [(s, "lm_head") for s in heads] + [(embedding_of(graph), "embed_tokens")]
+        for symbol, role in named:
+            for base in table.dependencies(table.resolve(symbol)) if symbol else ():
+                roles[base] = role
+    return roles
+
+
+def _shared(weights: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"symbol": s, "role": w["role"], "users": w["users"], "bytes": w["bytes"]}
+        for s, w in weights.items()
+        if len(w["users"]) > 1
+    ]

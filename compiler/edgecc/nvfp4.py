@@ -1,0 +1,67 @@
+"""NVFP4 arithmetic on NumPy arrays: the one place that knows E2M1 codes and how scales combine.
+
+NumPy only: the IR and the runtime's loader both use it. Formats as NVIDIA ModelOpt 0.47 writes
+them; E2M1 and E4M3 as in the OCP Microscaling specification.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+E2M1_VALUES: NDArray[np.float32] = np.array(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0],
+    dtype=np.float32,
+)
+"""Value of each of the 16 E2M1 codes: one sign, two exponent and one mantissa bit, bias 1."""
+
+_BYTES = np.arange(256)
+_PAIRS = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], axis=1)
+_INT8_CODES = (128 + 2 * E2M1_VALUES).astype(np.uint8)
+_INT8_PAIRS = np.stack([_INT8_CODES[_BYTES & 15], _INT8_CODES[_BYTES >> 4]], axis=1)
+
+
+def unpack_e2m1(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """E2M1 values of packed bytes, low nibble first: u8 `[N, K/2]` to f32 `[N, K]`."""
+    return _PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
+
+
+def block_scales(scale: NDArray[Any], global_scale: NDArray[Any]) -> NDArray[np.float32]:
+    """`float32(scale) * global`: the factor of each block, f32 `[N, K/block]`."""
+    return np.multiply(scale.astype(np.float32), np.float32(global_scale), dtype=np.float32)
+
+
+def dequantize(
+    packed: NDArray[np.uint8], scale: NDArray[Any], global_scale: NDArray[Any]
+) -> NDArray[np.float32]:
+    """Exact values `e2m1(code) * (float32(scale) * global)`, both products in float32.
+
+    Args:
+        packed: u8 `[N, K/2]`, element 2j in the low nibble of byte j.
+        scale: f8e4m3 `[N, K/block]`.
+        global_scale: f32 scalar.
+
+    Returns:
+        f32 `[N, K]`, bit for bit what ModelOpt's dequantization gives.
+    """
+    values = unpack_e2m1(packed)
+    factors = block_scales(scale, global_scale)
+    rows, columns = values.shape
+    blocked = values.reshape(rows, factors.shape[1], columns // max(1, factors.shape[1]))
+    return np.multiply(blocked, factors[:, :, None], out=blocked).reshape(rows, columns)
+
+
+def int8_codes(
+    packed: NDArray[np.uint8], scale: NDArray[Any], global_scale: NDArray[Any]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """The same values as `(code - 128) * scale`, exactly.
+
+    Doubling E2M1 gives integers, and halving a float32 is exact.
+
+    Returns:
+        Codes u8 `[N, K]` and scales f32 `[N, K/block]`.
+    """
+    codes = _INT8_PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
+    return codes, block_scales(scale, global_scale) * np.float32(0.5)

@@ -1,0 +1,40 @@
+"""Roles of graph inputs and outputs: the contract between the IR and the runtime.
+
+Standard library only: the compiler and the runtime both use it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a graph input or output means to the runtime.
+
+    Shapes use `b` sequences, `t` new tokens, `r` selected rows, `V` vocabulary rows, `N` proposals,
+    `n` tapped layers, `H` hidden size, `c` committed tokens whose features are new to the draft.
+
+    Inputs of the target: TOKEN_IDS i64 `[b, t]`, CACHE_LENGTH i64 `[b]` (valid rows in the caches
+    before the call; rows beyond are garbage and get overwritten), LOGIT_ROWS i64 `[r]` (which of
+    the t rows need logits), KV_CACHE.
+    Outputs of the target: LOGITS f32 `[b, r, V]`, HIDDEN_TAP f32 `[b, t, n*H]`, KV_CACHE.
+    Inputs of a block draft: FEATURES f32 `[b, c, n*H]` (tap rows of committed tokens that the draft
+    has not seen), ANCHOR i64 `[b]` (newest committed token), CACHE_LENGTH i64 `[b]`, KV_CACHE.
+    Outputs of a block draft: PROPOSALS i64 `[b, N]`, optionally BASE_LOGITS (before the Markov
+    bias) and DRAFT_LOGITS f32 `[b, N, V]`, CONFIDENCE f32 `[b, N]` (before the sigmoid), KV_CACHE.
+    """
+
+    TOKEN_IDS = "token_ids"
+    CACHE_LENGTH = "cache_length"
+    LOGIT_ROWS = "logit_rows"
+    KV_CACHE = "kv_cache"
+    LOGITS = "logits"
+    HIDDEN = "hidden"
+    HIDDEN_TAP = "hidden_tap"
+    FEATURES = "features"
+    ANCHOR = "anchor"
+    PROPOSALS = "proposals"
+    BASE_LOGITS = "base_logits"
+    DRAFT_LOGITS = "draft_logits"
+    CONFIDENCE = "confidence"
+    ACTIVATION = "activation"
