@@ -1,0 +1,259 @@
+"""DSpark drafts: a block of slots over context projected from the target's hidden states.
+
+Source: DeepSpec's reference model (arXiv 2607.05147). With F the tapped target states of committed
+tokens, C = hidden_norm(F fc^T) is shared by all layers; each layer takes keys and values from C at
+the tokens' own positions (input_layernorm is not applied to C) and from the block. The block is
+[anchor, mask, ...], attends to the whole context and the whole block without a causal mask, and
+slot j predicts the token after position start + j. The Markov head adds `w2 w1[previous token]` to
+the logits of each slot, left to right.
+"""
+
+from __future__ import annotations
+
+from edgecc.errors import InputError, UnsupportedError
+from edgecc.frontends.decoder_layer import DecoderBuilder
+from edgecc.frontends.drafts.dspark_config import DSparkConfig
+from edgecc.frontends.module_weights import ModuleWeights
+from edgecc.ir.builder import Builder
+from edgecc.ir.core import Value
+from edgecc.ir.ops.attention import AttentionAttributes
+from edgecc.ir.ops.sampling import MarkovChainAttributes
+from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes
+from edgecc.ir.types import DType, sym
+from edgecc.roles import Role
+
+IGNORABLE = ("*rotary_emb*",)
+
+_RENAMES = (
+    ("model.", ""),
+    ("logit_head.", ""),
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
+    ("context_proj.", "fc."),
+    ("context_norm.", "hidden_norm."),
+    ("final_norm.", "norm."),
+    ("midlayer.", "layers.0."),
+)
+
+
+def canonical_names(stored: list[str]) -> dict[str, str]:
+    """Canonical tensor names to stored ones, for the spellings of all known writers.
+
+    Raises:
+        InputError: Two stored tensors mean the same.
+    """
+    names: dict[str, str] = {}
+    for name in stored:
+        canonical = name
+        for prefix, replacement in _RENAMES:
+            if canonical.startswith(prefix):
+                canonical = replacement + canonical.removeprefix(prefix)
+        if canonical in names:
+            raise InputError(
+                "draft/duplicate-tensor",
+                f"{names[canonical]} and {name} are both {canonical}",
+                help="remove one of them",
+            )
+        names[canonical] = name
+    return names
+
+
+def build(
+    weights: ModuleWeights,
+    config: DSparkConfig,
+    *,
+    target_hidden: int,
+    num_tokens: int,
+    steps: int,
+    capacity: int,
+) -> None:
+    """Build graph `draft`.
+
+    Inputs: features f32 `[b, c, n*Ht]`, anchor i64 `[b]`, cache_length i64 `[b]` (context rows
+    before this call), two caches a layer. The c new context rows are written at cache_length, the
+    block's rows behind them, where the next call overwrites them: nothing is rolled back. Outputs:
+    proposals i64 `[b, N]`, base_logits and draft_logits f32 `[b, N, V]`, confidence f32 `[b, N]`
+    (before the sigmoid; when the draft has that head), caches.
+
+    Args:
+        weights: Tensors of the checkpoint.
+        config: Normalized config.
+        target_hidden: Hidden size of the target.
+        num_tokens: Ids at or above this are padding rows and never proposed.
+        steps: N, proposals per round.
+        capacity: Rows of each cache.
+
+    Raises:
+        InputError: Config and tensors contradict each other.
+        UnsupportedError: A variant this frontend does not build.
+    """
+    _check(weights, config, target_hidden)
+    _DraftBuilder(weights, config, num_tokens, steps, capacity).build(target_hidden)
+
+
+class _DraftBuilder(DecoderBuilder):
+    """State of building one graph: the inputs every layer reads."""
+
+    def __init__(
+        self,
+        weights: ModuleWeights,
+        config: DSparkConfig,
+        num_tokens: int,
+        steps: int,
+        capacity: int,
+    ) -> None:
+        super().__init__(Builder(weights.module, "draft"), weights, config.text.rms_norm_eps)
+        self.config, self.text = config, config.text
+        self.num_tokens, self.steps, self.capacity = num_tokens, steps, capacity
+        self.tables = weights.rope_tables(config.text.rope, capacity)
+
+    def build(self, target_hidden: int) -> None:
+        b, text = self.b, self.text
+        width = len(self.config.target_layer_ids) * target_hidden
+        features = b.input("features", DType.F32, (sym("b"), sym("c"), width), Role.FEATURES)
+        self.anchor = b.input("anchor", DType.I64, (sym("b"),), Role.ANCHOR)
+        self.start = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
+        shape = (sym("b"), text.num_key_value_heads, self.capacity, text.head_dim)
+        caches = [
+            (
+                b.input(f"k_cache.{i}", DType.F32, shape, Role.KV_CACHE),
+                b.input(f"v_cache.{i}", DType.F32, shape, Role.KV_CACHE),
+            )
+            for i in range(text.num_hidden_layers)
+        ]
+        self.context = self.norm(
+            self.linear(features, "fc", text.hidden_size), "hidden_norm", name="context"
+        )
+        x = self._block()
+        updated = []
+        for i, (k_cache, v_cache) in enumerate(caches):
+            x, k_new, v_new = self._layer(i, x, k_cache, v_cache)
+            updated.append((k_new, v_new))
+        self._heads(self.norm(x, "norm", name="z"))
+        for i, (k_new, v_new) in enumerate(updated):
+            b.output(k_new, f"k_cache.{i}", Role.KV_CACHE, alias=f"k_cache.{i}")
+            b.output(v_new, f"v_cache.{i}", Role.KV_CACHE, alias=f"v_cache.{i}")
+
+    def _block(self) -> Value:
+        """Embedded slots `[b, B, H]`, and the positions of context rows and slots."""
+        b, config = self.b, self.config
+        vocab, hidden = self.text.vocab_size, self.text.hidden_size
+        if self.weights.has("embed_tokens.weight"):
+            table = self.weights.matrix("embed_tokens", vocab, hidden)
+        else:
+            table = self.weights.unbound("embed_tokens.weight", vocab, hidden, "embed_tokens")
+        b.at("draft: embed_tokens")
+        masks = PadAttributes(1, config.block_size - 1, config.mask_token_id)
+        first = b.op("unsqueeze", self.anchor, attrs=AxisAttributes(1), name="first")
+        slots = b.op("pad", first, attrs=masks, name="slots")
+        x = b.op("embedding", slots, weights=(table,), name="x")
+        rows = b.op("concat", self.context, x, attrs=AxisAttributes(1), name="rows")
+        self.positions = b.op("position_ids", self.start, rows, name="positions")
+        self.slot_positions = b.op(
+            "tail", self.positions, slots, attrs=AxisAttributes(1), name="slot_positions"
+        )
+        self.length = b.op("advance", self.start, rows, name="length")
+        return x
+
+    def _layer(
+        self, i: int, x: Value, k_cache: Value, v_cache: Value
+    ) -> tuple[Value, Value, Value]:
+        """One layer: the block attends to all context rows and to itself, both ways."""
+        b, text, layer = self.b, self.text, f"layers.{i}"
+        heads, kv_heads, dim = text.num_attention_heads, text.num_key_value_heads, text.head_dim
+        y = self.norm(x, f"{layer}.input_layernorm")
+        rows = b.op("concat", self.context, y, attrs=AxisAttributes(1), name="rows")
+        q = self.linear(y, f"{layer}.self_attn.q_proj", heads * dim)
+        k = self.linear(rows, f"{layer}.self_attn.k_proj", kv_heads * dim)
+        v = self.linear(rows, f"{layer}.self_attn.v_proj", kv_heads * dim)
+        q = self.head_norm(q, f"{layer}.self_attn.q_norm", heads)
+        k = self.head_norm(k, f"{layer}.self_attn.k_norm", kv_heads)
+        q = self.rope(q, self.slot_positions, self.tables, heads)
+        k = self.rope(k, self.positions, self.tables, kv_heads)
+        b.at(f"draft: {layer}.self_attn")
+        k_new = b.op("cache_update", k_cache, k, self.start, name=f"k_cache.{i}")
+        v_new = b.op("cache_update", v_cache, v, self.start, name=f"v_cache.{i}")
+        attrs = AttentionAttributes(heads, kv_heads, dim**-0.5, causal=False)
+        y = b.op("attention", q, k_new, v_new, self.length, attrs=attrs, name="attn")
+        x = self.add(x, self.linear(y, f"{layer}.self_attn.o_proj", text.hidden_size))
+        y = self.norm(x, f"{layer}.post_attention_layernorm")
+        x = self.add(x, self.mlp(y, f"{layer}.mlp", text.intermediate_size, text.hidden_size))
+        return x, k_new, v_new
+
+    def _heads(self, z: Value) -> None:
+        """Head, Markov chain and confidence over the first N slots."""
+        b, config, text = self.b, self.config, self.text
+        if self.weights.has("lm_head.weight"):
+            head = self.weights.matrix("lm_head", text.vocab_size, text.hidden_size)
+        else:
+            head = self.weights.unbound(
+                "lm_head.weight", text.vocab_size, text.hidden_size, "lm_head"
+            )
+        if self.steps < config.block_size:
+            z = b.op("slice", z, attrs=SliceAttributes(1, 0, self.steps), name="z")
+        b.at("draft: lm_head")
+        base = b.op("linear", z, weights=(head,), name="base_logits")
+        pair = [
+            self.weights.matrix(f"markov_head.{w}", text.vocab_size, config.markov_rank)
+            for w in ("markov_w1", "markov_w2")
+        ]
+        b.at("draft: markov_head")
+        chain = b.node(
+            "markov_chain",
+            (base, self.anchor),
+            pair,
+            MarkovChainAttributes(self.steps, self.num_tokens),
+            ("proposals", "draft_logits", "embeddings"),
+        )
+        proposals, logits, embeddings = chain.results
+        b.output(proposals, "proposals", Role.PROPOSALS)
+        b.output(base, "base_logits", Role.BASE_LOGITS)
+        b.output(logits, "draft_logits", Role.DRAFT_LOGITS)
+        if config.has_confidence:
+            read = z
+            if config.confidence_with_markov:
+                read = b.op("concat", z, embeddings, attrs=AxisAttributes(2), name="read")
+            score = self.linear(read, "confidence_head.proj", 1, "confidence")
+            confidence = b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
+            b.output(confidence, "confidence", Role.CONFIDENCE)
+
+
+def _check(weights: ModuleWeights, config: DSparkConfig, target_hidden: int) -> None:
+    """Cross-check config and tensors where shapes alone would not.
+
+    Raises:
+        InputError: They contradict each other.
+        UnsupportedError: A variant this frontend does not build.
+    """
+    role, where = weights.checkpoint.role, f"{weights.checkpoint.role}/config.json"
+    if weights.has("d2t") or weights.has("t2d"):
+        raise UnsupportedError(
+            "draft/reduced-vocab",
+            "DSpark drafts with a reduced vocabulary are not supported",
+            where=f"{role}: d2t",
+        )
+    if config.markov_rank == 0:
+        raise InputError(
+            "draft/markov-rank",
+            "markov_rank is 0, but Markov tensors are stored",
+            where=f"{where}: markov_rank",
+            help="set the rank the tensors have",
+        )
+    for name in ("markov_head.gate_proj.weight", "markov_head.joint_proj.weight"):
+        if weights.has(name):
+            raise UnsupportedError(
+                "draft/markov-type",
+                f"{name} is stored: only the vanilla Markov head is supported",
+                where=role,
+            )
+    stored = weights.names().get("fc.weight")
+    fc = weights.checkpoint.info(stored) if stored else None
+    taps = len(config.target_layer_ids)
+    if fc is not None and fc.dtype.is_float and fc.shape[-1] != taps * target_hidden:
+        raise InputError(
+            "draft/fc-width",
+            f"fc.weight has {fc.shape[-1]} columns, expected {taps} tapped layers x hidden size "
+            f"{target_hidden} of the target = {taps * target_hidden}",
+            where=f"{role}: fc.weight",
+            help="wrong target or wrong target_layer_ids",
+        )

@@ -1,0 +1,115 @@
+"""Turns the tensors of one checkpoint into entries of a module's weight table."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from edgecc.errors import InputError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.quantization import Quantization
+from edgecc.ir.core import Module
+from edgecc.ir.encodings import Dense, Encoding, IntShape
+from edgecc.ir.rope import RopeParams
+from edgecc.ir.types import DType
+from edgecc.ir.weights import Derived, Param, Stored, StoredPart, Unbound, Weight
+
+
+class ModuleWeights:
+    """Adds weights of one checkpoint to a module, under `<role>.<tensor name>`.
+
+    Args:
+        module: Module whose table is extended.
+        checkpoint: Where the tensors are.
+        quantization: How each linear layer is stored.
+        names: Canonical tensor names to stored ones, where a checkpoint spells them differently.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        checkpoint: Checkpoint,
+        quantization: Quantization,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.module = module
+        self.checkpoint = checkpoint
+        self.quantization = quantization
+        self._names = dict(names or {})
+        module.weights.readers[checkpoint.role] = checkpoint
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint stores a tensor (by canonical name) in any encoding."""
+        stored = self._stored(name)
+        return any(k in self.checkpoint.tensors for k in (stored, f"{stored}_packed"))
+
+    def names(self) -> Mapping[str, str]:
+        """Canonical to stored names, where they were given."""
+        return self._names
+
+    def matrix(self, module: str, rows: int, columns: int) -> str:
+        """A linear or embedding weight `[rows, columns]`, packed or dense; returns its symbol."""
+        stored = self._stored(f"{module}.weight").removesuffix(".weight")
+        found = self.quantization.weight(stored, (rows, columns))
+        return self._add(f"{module}.weight", (rows, columns), found.encoding, found.parts)
+
+    def vector(self, name: str, size: int) -> str:
+        """A dense vector, such as a norm weight or a bias; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
+        stored = self._stored(name)
+        info = self.checkpoint.info(stored)
+        if info.shape != (size,) or not info.dtype.is_float:
+            raise InputError(
+                "checkpoint/shape",
+                f"expected a floating-point tensor of shape [{size}], found {info.dtype.value} "
+                f"{list(info.shape)}",
+                where=self.checkpoint.location(stored),
+                help="config and weights are of different models or revisions: fetch both again",
+            )
+        self.quantization.consumed.add(stored)
+        return self._add(name, (size,), Dense(info.dtype), {"weight": stored})
+
+    def unbound(self, name: str, rows: int, columns: int, role: str) -> str:
+        """A matrix the checkpoint does not have and borrows; returns its symbol."""
+        where = f"{self.checkpoint.role}: {name}"
+        weight = Weight((rows, columns), Dense(DType.BF16), Unbound(role, (where,)))
+        return self.module.weights.add(self._symbol(name), weight)
+
+    def rope_tables(self, rope: RopeParams, length: int) -> tuple[str, str]:
+        """Cosine and sine tables for positions below `length`; returns their symbols."""
+        params: list[tuple[str, Param]] = [("length", length)]
+        params += [(k, v) for k, v in asdict(rope).items() if v is not None]
+        symbols = []
+        for part in ("cos", "sin"):
+            source = Derived("rope_table", (), tuple(sorted([*params, ("part", part)])))
+            weight = Weight((length, rope.dim // 2), Dense(DType.F32), source)
+            symbols.append(self.module.weights.add(self._symbol(f"rope.{part}"), weight))
+        return symbols[0], symbols[1]
+
+    def unused(self, ignorable: Iterable[str]) -> list[str]:
+        """Names of stored tensors nothing has asked for, known ones left out."""
+        patterns = tuple(ignorable)
+        return [
+            name
+            for name in self.checkpoint.tensors
+            if name not in self.quantization.consumed
+            and not any(fnmatch.fnmatchcase(name, p) for p in patterns)
+        ]
+
+    def _add(self, name: str, shape: IntShape, encoding: Encoding, parts: Mapping[str, str]) -> str:
+        stored = tuple(
+            StoredPart(component, self.checkpoint.info(key).file, key)
+            for component, key in parts.items()
+        )
+        weight = Weight(shape, encoding, Stored(self.checkpoint.role, stored))
+        return self.module.weights.add(self._symbol(name), weight)
+
+    def _symbol(self, name: str) -> str:
+        return f"{self.checkpoint.role}.{name}"
+
+    def _stored(self, name: str) -> str:
+        return self._names.get(name, name)

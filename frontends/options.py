@@ -1,0 +1,24 @@
+"""What lifting needs to know besides the checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LiftOptions:
+    """Sizes that become part of the graphs.
+
+    Attributes:
+        max_model_len: Most tokens of one sequence, prompt and answer; None takes 8192 or what the
+            model was trained for, whichever is less.
+        prefill_chunk: Most new tokens in one call of the target.
+        num_speculative_tokens: Proposals per round; None takes the draft's block.
+    """
+
+    max_model_len: int | None = None
+    prefill_chunk: int = 128
+    num_speculative_tokens: int | None = None
+
+
+DEFAULT_MODEL_LEN = 8192
