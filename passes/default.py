@@ -1,0 +1,55 @@
+"""The default pipelines, in phases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgecc.devices import Device
+from edgecc.passes.base import Pass
+from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
+from edgecc.passes.dce import Dce
+from edgecc.passes.dedupe_weights import DedupeWeights
+from edgecc.passes.drop_outputs import DropOutputs
+from edgecc.passes.fuse_cached_attention import FuseCachedAttention
+from edgecc.passes.fuse_gate_up import FuseGateUp
+from edgecc.passes.fuse_qkv import FuseQkv
+from edgecc.passes.legalize import Legalize
+from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
+from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.unroll_markov import UnrollMarkov
+
+
+def default_pipeline(
+    device: Device,
+    *,
+    copy_head: bool = False,
+    keep_draft_logits: bool = False,
+    linear_form: str = "auto",
+) -> list[Pass[Any]]:
+    """Passes from a lifted module to one the device's backend takes.
+
+    Args:
+        device: What is compiled for.
+        copy_head: Bind the draft to a copy of the target's head and embedding (experiments).
+        keep_draft_logits: Keep the draft's optional outputs: logits and confidences.
+        linear_form: Form of quantized linear layers, see `lower-encodings`.
+    """
+    return [
+        # Pairing: afterwards the module is complete (heads-bound) and has no byte twice.
+        BindSharedWeights(BindSharedWeightsOptions(copy=copy_head)),
+        *([] if copy_head else [DedupeWeights()]),
+        # Structure: only what the runtime asks for, in the shapes engines like.
+        *([] if keep_draft_logits else [DropOutputs()]),
+        UnrollMarkov(),
+        Dce(),
+        # Fusion: exact.
+        FuseQkv(),
+        FuseGateUp(),
+        *([FuseCachedAttention()] if device.fused_attention else []),
+        Dce(),
+        # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
+        LowerEncodings(LowerEncodingsOptions(linear_form)),
+        OutlineShared(),
+        Dce(),
+        Legalize(),
+    ]

@@ -1,0 +1,59 @@
+"""`drop-outputs`: leave out optional graph outputs a runtime will not ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgecc.ir.core import Module
+from edgecc.passes.base import Pass, PassContext
+from edgecc.roles import Role
+
+OPTIONAL = (Role.BASE_LOGITS, Role.DRAFT_LOGITS, Role.CONFIDENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class DropOutputsOptions:
+    """`roles`: roles to drop, joined by `+`; all optional ones by default."""
+
+    roles: str = "+".join(r.value for r in OPTIONAL)
+
+
+class DropOutputs(Pass[DropOutputsOptions]):
+    """Remove optional outputs, so that `dce` can remove the work only they need.
+
+    What it does
+        Drops graph outputs by role: by default the draft's logits and confidences, which greedy
+        decoding never reads.
+
+    Why
+        Engines compute every output of a graph; seven rows of logits of a large vocabulary are
+        megabytes a round.
+
+    Example:
+        `return proposals = %tokens, draft_logits = %logits` keeps `proposals` only.
+
+    Options
+        `roles`: which ones.
+
+    Requires and ensures
+        Nothing.
+
+    Exactness
+        Exact for the outputs that stay.
+
+    Limits
+        Only optional roles are dropped; others are left alone.
+    """
+
+    name = "drop-outputs"
+    options_type = DropOutputsOptions
+
+    def run(self, module: Module, ctx: PassContext) -> bool:
+        """Filter the outputs of all graphs."""
+        roles = {Role(r) for r in self.options.roles.split("+")} & set(OPTIONAL)
+        changed = False
+        for graph in module.graphs.values():
+            kept = [o for o in graph.outputs if o.role not in roles]
+            changed |= len(kept) != len(graph.outputs)
+            graph.outputs = kept
+        return changed

@@ -1,0 +1,70 @@
+"""Shared by `fuse-qkv` and `fuse-gate-up`: several linear layers of one input become one.
+
+Rows of a linear weight are independent, so stacking the weights and splitting the result is exact.
+It is only done where the encodings allow it exactly as well: one encoding, and per-weight scalars
+(the NVFP4 global scale) equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.ops.shape import SplitAttributes
+from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.weights import WeightTable
+
+
+def why_not_fusable(table: WeightTable, nodes: Sequence[Node]) -> str:
+    """Why these linear layers cannot become one exactly; empty when they can."""
+    if any(len(n.weights) != 1 for n in nodes):
+        return "a layer has a bias"
+    if len({n.operands[0] for n in nodes}) != 1:
+        return "the layers read different inputs"
+    symbols = [table.resolve(n.weights[0]) for n in nodes]
+    if len(set(symbols)) != len(symbols):
+        return "two layers share one weight"
+    weights = [table[s] for s in symbols]
+    encodings = {w.encoding for w in weights}
+    if len(encodings) != 1:
+        return f"encodings differ: {', '.join(sorted(map(str, encodings)))}"
+    components = weights[0].encoding.components(weights[0].shape)
+    scalars = [name for name, c in components.items() if not c.rows]
+    for name in scalars:
+        values = {table.read(s, 0, 1)[name].tobytes() for s in symbols}
+        if len(values) != 1:
+            return f"{name} differs between the layers"
+    return ""
+
+
+def common_name(names: Sequence[str]) -> str:
+    """`a.q_proj.weight`, `a.k_proj.weight` give `a.q_proj+k_proj.weight`."""
+    split = [n.split(".") for n in names]
+    if len({(len(s), *s[:-2], s[-1]) for s in split}) == 1 and len(split[0]) > 1:
+        return ".".join([*split[0][:-2], "+".join(s[-2] for s in split), split[0][-1]])
+    return "+".join(names)
+
+
+def fuse(module: Module, graph: Graph, nodes: Sequence[Node], pass_name: str) -> Node:
+    """Replace linear layers of one input by one layer and a split; returns the new layer."""
+    rewriter = Rewriter(module, graph, pass_name)
+    table = module.weights
+    anchor = min(nodes, key=graph.nodes.index)
+    symbols = [n.weights[0] for n in nodes]
+    fused = common_name(symbols)
+    if fused not in table:
+        table.derive(fused, "concat_rows", tuple(table.resolve(s) for s in symbols))
+    x: Value = nodes[0].operands[0]
+    linear = rewriter.insert(anchor, "linear", (x,), weights=(fused,), origin=nodes[0].location)
+    sizes = tuple(int(str(n.result.type.shape[-1])) for n in nodes)
+    split = rewriter.insert(
+        anchor,
+        "split",
+        (linear.result,),
+        attrs=SplitAttributes(x.type.rank - 1, sizes),
+        names=[n.result.name for n in nodes],
+        origin=nodes[0].location,
+    )
+    for node, piece in zip(nodes, split.results, strict=True):
+        rewriter.replace(node, (piece,))
+    return linear

@@ -1,0 +1,101 @@
+"""`legalize`: check that the device can run every node, before a backend tries."""
+
+from __future__ import annotations
+
+from edgecc.devices import Device
+from edgecc.errors import Diagnostic, InternalError, LegalizeError
+from edgecc.ir.core import Graph, Module, Node
+from edgecc.ir.encodings import Dense, Int8Block
+from edgecc.ir.types import DType
+from edgecc.passes.base import NoOptions, Pass, PassContext
+
+_DECOMPOSED_BY = {
+    "markov_chain": "unroll-markov",
+    "attention": "fuse-cached-attention",
+    "cache_update": "fuse-cached-attention",
+}
+
+
+class Legalize(Pass[NoOptions]):
+    """Report every node and weight the device has no way to run.
+
+    What it does
+        Compares ops and weight encodings with the device record. It changes nothing: what can be
+        rewritten has been by the passes before.
+
+    Why
+        An error that names the op, the node and the checkpoint tensor beats the one an engine would
+        give later.
+
+    Example:
+        `markov_chain` on `cpu` is reported with the pass that removes it, `unroll-markov`.
+
+    Options
+        None.
+
+    Requires and ensures
+        Requires `heads-bound`.
+
+    Exactness
+        Exact.
+
+    Limits
+        Needs a device in the context.
+    """
+
+    name = "legalize"
+    requires = ("heads-bound",)
+
+    def run(self, module: Module, ctx: PassContext) -> bool:
+        """Collect all findings, then raise once.
+
+        Raises:
+            LegalizeError: Something cannot run on the device.
+        """
+        if ctx.device is None:
+            raise InternalError("pass/no-device", "legalize needs a device")
+        findings = [
+            finding
+            for graph in module.graphs.values()
+            for node in graph.nodes
+            for finding in _check(module, graph, node, ctx.device)
+        ]
+        if findings:
+            raise LegalizeError(*findings)
+        return False
+
+
+def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Diagnostic]:
+    where = f"graph @{graph.name}, {node!r}"
+    if node.op.name not in device.ops:
+        remover = _DECOMPOSED_BY.get(node.op.name)
+        return [
+            Diagnostic(
+                "legalize/op",
+                f"device {device.name} cannot run {node.op.name}",
+                where,
+                help=f"run {remover} first" if remover else "choose another device",
+            )
+        ]
+    findings = []
+    for symbol in node.weights:
+        encoding = module.weights[module.weights.resolve(symbol)].encoding
+        fine = (
+            isinstance(encoding, Dense)
+            if node.op.name == "embedding"
+            else (
+                encoding == Dense(DType.F32)
+                or (isinstance(encoding, Int8Block) and node.op.name == "linear")
+            )
+        )
+        if not fine:
+            findings.append(
+                Diagnostic(
+                    "legalize/encoding",
+                    f"device {device.name} has no {node.op.name} for {encoding}",
+                    where,
+                    notes=(f"weight @{symbol}: {module.weights.origin(symbol)}",),
+                    help="run lower-encodings first",
+                )
+            )
+    return findings

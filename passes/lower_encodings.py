@@ -1,0 +1,105 @@
+"""`lower-encodings`: give every weight an encoding the device computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgecc.devices import LinearForm
+from edgecc.errors import UsageError, did_you_mean
+from edgecc.ir.core import Graph, Module, Node
+from edgecc.ir.encodings import NVFP4, Dense
+from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.types import DType
+from edgecc.passes.base import Pass, PassContext
+
+_F32 = Dense(DType.F32)
+
+
+@dataclass(frozen=True, slots=True)
+class LowerEncodingsOptions:
+    """`form`: `dense` or `int8-split` for quantized linear layers; `auto` asks the device."""
+
+    form: str = "auto"
+
+
+class LowerEncodings(Pass[LowerEncodingsOptions]):
+    """Replace weights by derived ones in encodings the device has kernels for.
+
+    What it does
+        For devices without native NVFP4 or bf16 arithmetic, each linear weight, norm weight and
+        bias becomes a derived weight: `dequantize` to dense f32, or `int8_codes` for NVFP4 linear
+        layers in the form `int8-split`. Embedding tables stay as stored: rows are widened after the
+        look-up.
+
+    Why
+        The derived weight is a recipe, not data. Recipes of this kind are applied when a session is
+        loaded, so packed weights stay packed in the bundle, and a weight used twice is expanded
+        once.
+
+    Example:
+        ```
+        %y = linear(%x, @q_proj.weight) : f32[b, t, 512]
+        ```
+        with an NVFP4 weight becomes
+        ```
+        weight @q_proj.weight.f32 : dense<f32> [512, 256] = derived dequantize(@q_proj.weight)
+        %y = linear(%x, @q_proj.weight.f32) : f32[b, t, 512]
+        ```
+
+    Options
+        `form`: how NVFP4 linear layers run.
+
+    Requires and ensures
+        Requires `heads-bound`.
+
+    Exactness
+        The weights are exact in both forms. `int8-split` kernels round activations to 16 bits in
+        blocks, a relative error of about 2e-5 per layer.
+
+    Limits
+        Devices that run NVFP4 natively are lowered by their own backend.
+    """
+
+    name = "lower-encodings"
+    options_type = LowerEncodingsOptions
+    requires = ("heads-bound",)
+    tolerance = 1e-4
+
+    def run(self, module: Module, ctx: PassContext) -> bool:
+        """Rewrite the weights of every node that computes with them."""
+        form = self._form(ctx)
+        changed = False
+        for graph in module.graphs.values():
+            for node in graph.nodes:
+                if node.weights and node.op.name != "embedding":
+                    changed |= self._lower(module, graph, node, form)
+        return changed
+
+    def _form(self, ctx: PassContext) -> LinearForm:
+        if self.options.form == "auto":
+            return ctx.device.linear_form if ctx.device else LinearForm.DENSE
+        try:
+            return LinearForm(self.options.form)
+        except ValueError:
+            raise UsageError(
+                "pass/bad-option",
+                f"lower-encodings: unknown form {self.options.form!r}",
+                help=did_you_mean(self.options.form, [f.value for f in LinearForm]),
+            ) from None
+
+    def _lower(self, module: Module, graph: Graph, node: Node, form: LinearForm) -> bool:
+        table = module.weights
+        symbols = [table.resolve(s) for s in node.weights]
+        lowered = []
+        for symbol in symbols:
+            encoding = table[symbol].encoding
+            if encoding == _F32:
+                lowered.append(symbol)
+            elif form is LinearForm.INT8_SPLIT and isinstance(encoding, NVFP4):
+                lowered.append(table.derive(f"{symbol}.int8", "int8_codes", (symbol,)))
+            else:
+                lowered.append(table.derive(f"{symbol}.f32", "dequantize", (symbol,)))
+        if lowered == list(node.weights):
+            return False
+        Rewriter(module, graph, self.name).replace_weights(node, lowered)
+        return True

@@ -1,0 +1,118 @@
+"""Runs a list of passes: verifies, checks properties, measures, dumps."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecc.errors import EdgeccError, PassError
+from edgecc.ir.core import Module
+from edgecc.ir.printer import print_module
+from edgecc.ir.verifier import check_property, verify
+from edgecc.passes import get_pass
+from edgecc.passes.base import Pass, PassContext
+
+Observer = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTiming:
+    """One line of the timing table: seconds, peak Python memory of the pass, size afterwards."""
+
+    name: str
+    seconds: float
+    peak_bytes: int
+    nodes: int
+    weights: int
+    changed: bool
+
+
+class PassManager:
+    """Runs passes in order on one module.
+
+    Args:
+        passes: Instances, or names of passes with default options.
+        verify_each: Verify the module after each pass.
+        dump_dir: Write `000-input.eir`, then `NNN-pass-name.eir` after each pass.
+        measure_memory: Also record the peak memory of each pass (slows Python down).
+        observer: Called before each pass with its name, its index and the number of passes.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[Pass[Any] | str],
+        *,
+        verify_each: bool = True,
+        dump_dir: Path | None = None,
+        measure_memory: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        self.passes = [get_pass(p)() if isinstance(p, str) else p for p in passes]
+        self.verify_each = verify_each
+        self.dump_dir = dump_dir
+        self.measure_memory = measure_memory
+        self.observer = observer
+        self.timings: list[PassTiming] = []
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+    def run(self, module: Module, ctx: PassContext | None = None) -> Module:
+        """Run all passes in place and return the module.
+
+        Raises:
+            EdgeccError: A pass refused the module (its own error, with the pass named), or a pass
+                left it broken (PassError).
+        """
+        ctx = ctx or PassContext()
+        self._dump(module, 0, "input")
+        for index, item in enumerate(self.passes):
+            if self.observer:
+                self.observer(item.name, index, len(self.passes))
+            self._require(module, item, item.requires, "requires")
+            changed, seconds, peak = self._timed(module, item, ctx)
+            nodes = sum(len(g.nodes) for g in module.graphs.values())
+            self.timings.append(
+                PassTiming(item.name, seconds, peak, nodes, len(module.weights), changed)
+            )
+            if self.verify_each:
+                findings = verify(module)
+                if findings:
+                    raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
+            self._require(module, item, item.ensures, "ensures")
+            self._dump(module, index + 1, item.name)
+        return module
+
+    def _timed(self, module: Module, item: Pass[Any], ctx: PassContext) -> tuple[bool, float, int]:
+        if self.measure_memory:
+            tracemalloc.start()
+        start = time.perf_counter()
+        try:
+            changed = item.run(module, ctx)
+        except EdgeccError as error:
+            error.add_note(f"in pass {item.name}")
+            raise
+        finally:
+            seconds = time.perf_counter() - start
+            peak = tracemalloc.get_traced_memory()[1] if self.measure_memory else 0
+            if self.measure_memory:
+                tracemalloc.stop()
+        return changed, seconds, peak
+
+    def _require(
+        self, module: Module, item: Pass[Any], properties: Sequence[str], verb: str
+    ) -> None:
+        for name in properties:
+            findings = check_property(module, name)
+            if findings:
+                raise PassError(*[f.with_note(f"pass {item.name} {verb} {name}") for f in findings])
+
+    def _dump(self, module: Module, index: int, name: str) -> None:
+        if self.dump_dir is not None:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            path = self.dump_dir / f"{index:03d}-{name}.eir"
+            path.write_text(print_module(module, locations=True), encoding="utf-8")
