@@ -1,0 +1,41 @@
+"""Lowerings of elementwise ops."""
+
+from __future__ import annotations
+
+from edgecc.backends.onnx.emitter import Emitter, lowers
+from edgecc.ir.core import Node
+
+
+@lowers("add")
+def add(e: Emitter, node: Node) -> None:
+    """`Add`."""
+    e.result(node, "Add", e.operands(node))
+
+
+@lowers("mul")
+def mul(e: Emitter, node: Node) -> None:
+    """`Mul`."""
+    e.result(node, "Mul", e.operands(node))
+
+
+@lowers("sigmoid")
+def sigmoid(e: Emitter, node: Node) -> None:
+    """`Sigmoid`."""
+    e.result(node, "Sigmoid", e.operands(node))
+
+
+@lowers("silu")
+def silu(e: Emitter, node: Node) -> None:
+    """`Sigmoid` times x: ONNX Runtime merges the two, and has no kernel for Swish-24."""
+    (x,) = e.operands(node)
+    (s,) = e.op("Sigmoid", [x])
+    e.result(node, "Mul", [x, s])
+
+
+@lowers("swiglu")
+def swiglu(e: Emitter, node: Node) -> None:
+    """`silu(gate) * up`."""
+    gate, up = e.operands(node)
+    (s,) = e.op("Sigmoid", [gate])
+    (activated,) = e.op("Mul", [gate, s])
+    e.result(node, "Mul", [activated, up])

@@ -1,0 +1,69 @@
+"""Entry graphs as straight-line programs of model calls, for the manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgecc.backends.onnx.emitter import output_name
+from edgecc.ir.core import Graph, Module
+from edgecc.ir.ops.control import CallAttributes
+from edgecc.ir.printer import value_names
+
+
+def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
+    """Steps of an entry, each `{"graph", "inputs", "outputs"}`.
+
+    `inputs` and `outputs` map the model's names to values, which are named within the entry; its
+    own inputs keep their names. An entry without calls is one step that runs its own model.
+    """
+    names = value_names(entry)
+    if not list(entry.callees()):
+        return [
+            {
+                "graph": entry.name,
+                "inputs": {i.name: names[i.value] for i in entry.inputs},
+                "outputs": {output_name(o.name, o.alias): names[o.value] for o in entry.outputs},
+            }
+        ]
+    steps = []
+    for node in entry.nodes:
+        attrs = node.attrs
+        assert isinstance(attrs, CallAttributes)
+        callee = module.graphs[attrs.callee]
+        pairs = zip(callee.inputs, node.operands, strict=True)
+        results = zip(callee.outputs, node.results, strict=True)
+        steps.append(
+            {
+                "graph": callee.name,
+                "inputs": {i.name: names[v] for i, v in pairs},
+                "outputs": {output_name(o.name, o.alias): names[v] for o, v in results},
+            }
+        )
+    return steps
+
+
+def interface(entry: Graph) -> dict[str, list[dict[str, Any]]]:
+    """Inputs and outputs of an entry for the manifest: name, role, dtype, shape, alias, value."""
+    names = value_names(entry)
+    return {
+        "inputs": [
+            {
+                "name": i.name,
+                "role": i.role.value,
+                "dtype": i.value.type.dtype.value,
+                "shape": [d if isinstance(d, int) else str(d) for d in i.value.type.shape],
+            }
+            for i in entry.inputs
+        ],
+        "outputs": [
+            {
+                "name": o.name,
+                "role": o.role.value,
+                "dtype": o.value.type.dtype.value,
+                "shape": [d if isinstance(d, int) else str(d) for d in o.value.type.shape],
+                "alias": o.alias,
+                "value": names[o.value],
+            }
+            for o in entry.outputs
+        ],
+    }

@@ -1,0 +1,153 @@
+"""Opens the models of a bundle with ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgecc.backends.base import Progress
+from edgecc.backends.onnxruntime.executable import OrtExecutable
+from edgecc.backends.onnxruntime.expand import WeightFile, expand
+from edgecc.errors import BundleError, UnsupportedError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+class BundleFiles(Protocol):
+    """What the engine needs of a bundle: its files. A bundle being written has them too."""
+
+    def file(self, relative: str) -> Path:
+        """Path of a file of the bundle."""
+        ...
+
+
+SINGLE_THREAD_BYTES = 64 << 20
+"""Below this many packed bytes a second thread costs more than it brings (measured)."""
+
+
+class OrtEngine:
+    """The sessions of one bundle. Entries are made on first use and own their caches."""
+
+    def __init__(
+        self,
+        bundle: BundleFiles,
+        artifact: Mapping[str, Any],
+        *,
+        num_threads: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self._artifact = artifact
+        self._entries: dict[str, OrtExecutable] = {}
+        weights = WeightFile(bundle.file(artifact["weight_file"]), artifact["tensors"])
+        threads = num_threads or _default_threads(weights)
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+        for done, (name, model) in enumerate(artifact["models"].items()):
+            if progress:
+                progress("load", done, len(artifact["models"]))
+            self._sessions[name] = _open(bundle, model, weights, threads)
+        if progress:
+            progress("load", len(self._sessions), len(self._sessions))
+        _give_back_memory()
+
+    def entry(self, name: str) -> OrtExecutable:
+        """The executable of an entry.
+
+        Raises:
+            BundleError: The bundle has no such entry.
+        """
+        if name not in self._entries:
+            interface = self._artifact["entries"].get(name)
+            if interface is None:
+                raise BundleError("bundle/no-entry", f"the bundle has no entry {name!r}")
+            self._entries[name] = OrtExecutable(
+                self._sessions,
+                self._artifact["programs"][name],
+                interface,
+                min_rows=int(self._artifact["min_rows"]),
+            )
+        return self._entries[name]
+
+    def close(self) -> None:
+        """Drop sessions and caches."""
+        self._entries.clear()
+        self._sessions.clear()
+        _give_back_memory()
+
+
+def open_engine(
+    bundle: BundleFiles,
+    artifact: Mapping[str, Any],
+    *,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> OrtEngine:
+    """Open an artifact of a bundle.
+
+    Args:
+        bundle: Where the files are.
+        artifact: Its part of the manifest.
+        num_threads: Threads per operator; None takes one for small models and all cores else.
+        progress: Called after each model.
+
+    Raises:
+        UnsupportedError: onnxruntime is not installed.
+        BundleError: A model or tensor is missing or not what the manifest says.
+    """
+    return OrtEngine(bundle, artifact, num_threads=num_threads, progress=progress)
+
+
+def _open(
+    bundle: BundleFiles, model: Mapping[str, Any], weights: WeightFile, threads: int
+) -> onnxruntime.InferenceSession:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise UnsupportedError(
+            "onnxruntime/missing",
+            "this bundle runs on ONNX Runtime, which is not installed",
+            help="pip install onnxruntime",
+        ) from error
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # A pool that spins after its work would keep the cores from the next session of the program.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    held = []
+    for item in model["expand"]:
+        for name, array in expand(item, weights).items():
+            value = ort.OrtValue.ortvalue_from_numpy(array)
+            options.add_initializer(name, value)
+            held.append((array, value))
+    path = bundle.file(model["file"])
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises its own classes, all derived from Exception
+        raise BundleError(
+            "bundle/model",
+            f"ONNX Runtime cannot open the model: {error}",
+            where=str(path),
+            help="compile the bundle again",
+        ) from error
+
+
+def _default_threads(weights: WeightFile) -> int:
+    if weights.path.stat().st_size < SINGLE_THREAD_BYTES:
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _give_back_memory() -> None:
+    """Return freed heap to the system: expansion leaves it behind on glibc."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        except (OSError, AttributeError):
+            return

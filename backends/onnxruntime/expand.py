@@ -1,0 +1,155 @@
+"""Expands packed weights when a session is loaded.
+
+The bundle holds weights as the checkpoint did. A session gets the expanded tensor through
+`SessionOptions.add_initializer` over the placeholder of the model, and packs it for its kernels;
+the expanded array is dropped afterwards, so one copy stays. Expansion goes by blocks of rows: the
+packed bytes stay in the page cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from edgecc import nvfp4
+from edgecc.backends.base import Array
+from edgecc.errors import BundleError, ResourceError
+
+BLOCK_ROWS_BYTES = 4 << 20
+
+_NUMPY: Mapping[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+class WeightFile:
+    """Read-only mapped tensors of a bundle's weight file.
+
+    Args:
+        path: The safetensors file.
+        tensors: `dtype`, `shape` and absolute `offset` by name, from the manifest.
+
+    Raises:
+        ResourceError: The file cannot be mapped.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Mapping[str, Any]]) -> None:
+        self.path = path
+        self._tensors = tensors
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                "bundle/unreadable", f"cannot map the weight file: {error}", where=str(path)
+            ) from error
+
+    def tensor(self, name: str) -> Array:
+        """A view of one tensor.
+
+        Raises:
+            BundleError: The manifest does not know it, or it lies outside the file.
+        """
+        entry = self._tensors.get(name)
+        if entry is None:
+            raise BundleError("bundle/unknown-tensor", f"no tensor {name}", where=str(self.path))
+        shape = tuple(entry["shape"])
+        dtype = np.dtype(_NUMPY[entry["dtype"]])
+        count = int(np.prod(shape, dtype=np.int64))
+        try:
+            flat = np.frombuffer(self._map, dtype, count, entry["offset"])
+        except ValueError as error:
+            raise BundleError(
+                "bundle/tensor-range", f"tensor {name} lies outside the file", where=str(self.path)
+            ) from error
+        return flat.reshape(shape)
+
+
+Parts: TypeAlias = Mapping[str, Array]
+
+
+def _nvfp4_f32(parts: Parts) -> list[Array]:
+    packed = parts["weight"]
+    out = np.empty((packed.shape[0], 2 * packed.shape[1]), dtype=np.float32)
+
+    def fill(rows: slice) -> None:
+        out[rows] = nvfp4.dequantize(
+            packed[rows], parts["weight_scale"][rows], parts["weight_scale_2"]
+        )
+
+    _by_rows(out.shape[0], out.shape[1], fill)
+    return [out]
+
+
+def _widen_f32(parts: Parts) -> list[Array]:
+    stored = parts["weight"]
+    out = np.empty(stored.shape, dtype=np.float32)
+
+    def fill(rows: slice) -> None:
+        out[rows] = stored[rows]
+
+    _by_rows(stored.shape[0], stored[0].size if len(stored) else 1, fill)
+    return [out]
+
+
+def _nvfp4_int8(parts: Parts) -> list[Array]:
+    packed = parts["weight"]
+    rows, columns = packed.shape[0], 2 * packed.shape[1]
+    codes = np.empty((rows, columns // 16, 16), dtype=np.uint8)
+    scales = np.empty((rows, columns // 16), dtype=np.float32)
+
+    def fill(block: slice) -> None:
+        made, factors = nvfp4.int8_codes(
+            packed[block], parts["weight_scale"][block], parts["weight_scale_2"]
+        )
+        codes[block] = made.reshape(-1, columns // 16, 16)
+        scales[block] = factors
+
+    _by_rows(rows, columns, fill)
+    return [codes, scales]
+
+
+def _by_rows(rows: int, columns: int, fill: Callable[[slice], None]) -> None:
+    step = max(1, BLOCK_ROWS_BYTES // (4 * max(1, columns)))
+    for start in range(0, rows, step):
+        fill(slice(start, min(start + step, rows)))
+
+
+FORMS: Mapping[str, Callable[[Parts], list[Array]]] = {
+    "nvfp4-f32": _nvfp4_f32,
+    "widen-f32": _widen_f32,
+    "nvfp4-int8": _nvfp4_int8,
+}
+"""Expansion forms of the manifest: component arrays to initializers."""
+
+
+def expand(item: Mapping[str, Any], file: WeightFile) -> dict[str, Array]:
+    """Initializers of one `expand` entry of the manifest, by name.
+
+    Raises:
+        BundleError: Unknown form or tensor.
+    """
+    form = FORMS.get(item["form"])
+    if form is None:
+        raise BundleError(
+            "bundle/unknown-form",
+            f"unknown expansion {item['form']!r}",
+            where=str(file.path),
+            help="the bundle was made by a newer edgecc: update, or compile again",
+        )
+    arrays = form({name: file.tensor(tensor) for name, tensor in item["parts"].items()})
+    return dict(zip(item["initializers"], arrays, strict=True))

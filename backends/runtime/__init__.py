@@ -1,0 +1,46 @@
+"""The runtime: speculative decoding over any engine.
+
+From the outside in: `load` opens a bundle and returns a `Generator` (prompts, stop rules, text);
+it runs a `Decoder` (draft, verify, accept) over a `Session` (tokens and lengths of one sequence),
+which calls the engine's executables. Nothing here imports the compiler.
+"""
+
+from __future__ import annotations
+
+from edgecc.backends.runtime.chat import ChatTemplates, Message
+from edgecc.backends.runtime.decoder import (
+    Decoder,
+    FinishReason,
+    PlainDecoder,
+    Round,
+    Seconds,
+    SpeculativeDecoder,
+)
+from edgecc.backends.runtime.generator import Chunk, Generation, Generator
+from edgecc.backends.runtime.loader import load
+from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.session import Session
+from edgecc.backends.runtime.stats import SpeculationWarning, Stats
+from edgecc.backends.runtime.tokenizer import DetokenizerStream, Tokenizer
+
+__all__ = [
+    "ChatTemplates",
+    "Chunk",
+    "Decoder",
+    "DetokenizerStream",
+    "DraftInfo",
+    "FinishReason",
+    "Generation",
+    "Generator",
+    "Message",
+    "ModelInfo",
+    "PlainDecoder",
+    "Round",
+    "Seconds",
+    "Session",
+    "SpeculationWarning",
+    "SpeculativeDecoder",
+    "Stats",
+    "Tokenizer",
+    "load",
+]

@@ -1,0 +1,254 @@
+"""Greedy decoding, plain and speculative: draft, verify, accept.
+
+A round starts from the newest committed token, the anchor. The draft proposes up to N tokens, the
+target runs over the anchor and the proposals at once, and the longest prefix that agrees with the
+target's own choices is kept, followed by one token that the target chose itself. So each round
+commits one token at least, and the text is the one that the target writes alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
+
+from edgecc.backends.base import FloatArray, IntArray
+from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.session import Session
+from edgecc.errors import BackendError
+
+
+class FinishReason(StrEnum):
+    """Why a text ended: at a stop token or stop string, or at a limit of length."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time of a round went, in seconds: target calls, draft calls, everything else."""
+
+    target: float
+    draft: float
+    host: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one step of a decoder committed.
+
+    Attributes:
+        tokens: The committed tokens, cut at the number of tokens asked for.
+        proposed: What the draft proposed and the target verified.
+        accepted: Leading proposals that were kept, before any cut. A stop token is never counted
+            as accepted, even if the draft proposed it: it is the round's own token.
+        seconds: Where the time went.
+        is_prompt: The round that read the prompt and chose the first token, with no verification.
+        finish_reason: Set on the last round.
+    """
+
+    tokens: tuple[int, ...]
+    proposed: tuple[int, ...]
+    accepted: int
+    seconds: Seconds
+    is_prompt: bool = False
+    finish_reason: FinishReason | None = None
+
+
+class Decoder(ABC):
+    """Decodes one sequence after another through a session.
+
+    Args:
+        session: The state to decode with; each call of `rounds` resets it.
+        model: What the bundle says about the model.
+    """
+
+    def __init__(self, session: Session, model: ModelInfo) -> None:
+        self._session = session
+        self._model = model
+
+    @abstractmethod
+    def _drafting(self, start: int) -> bool:
+        """Whether the draft takes part in a round whose anchor is at position `start`."""
+
+    @abstractmethod
+    def _propose(self) -> Sequence[int]:
+        """Proposals for the next verification: valid token ids, at most `session.room`."""
+
+    def rounds(
+        self,
+        token_ids: Sequence[int] | IntArray,
+        max_new_tokens: int,
+        stop_ids: Collection[int] = (),
+    ) -> Iterator[Round]:
+        """Continue a prompt.
+
+        Args:
+            token_ids: The prompt: at least one id, each below `num_tokens`.
+            max_new_tokens: Most tokens to commit. The model's length limits it as well.
+            stop_ids: Tokens that end the text; the one that does is committed.
+
+        Yields:
+            The round of the prompt, with the first token, then one round per target call. The last
+            one has a finish reason. Nothing if there is no room for a single token.
+        """
+        session = self._session
+        session.reset()
+        room = min(self._model.max_model_len, session.capacity) - len(token_ids)
+        left = min(max_new_tokens, room)
+        if left < 1:
+            return
+        stops = frozenset(stop_ids)
+        lap = _Lap(session)
+        token = best_token(
+            session.prefill(token_ids, features=self._drafting(len(token_ids))),
+            self._model.num_tokens,
+        )
+        session.push(token)
+        left -= 1
+        reason = _finish_reason(token, stops, left)
+        yield Round((token,), (), 0, lap.end(), is_prompt=True, finish_reason=reason)
+        while reason is None:
+            lap = _Lap(session)
+            tokens, proposed, accepted = self._step(stops)
+            tokens = tokens[:left]
+            left -= len(tokens)
+            reason = _finish_reason(tokens[-1], stops, left)
+            yield Round(tokens, proposed, accepted, lap.end(), finish_reason=reason)
+
+    def _step(self, stops: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """One verification: the tokens committed, the proposals, and how many were accepted."""
+        session = self._session
+        drafting = self._drafting(session.start)
+        proposed = tuple(self._propose()) if drafting else ()
+        logits = session.verify(proposed, features=drafting)
+        accepted, token = accept_greedy(logits, proposed, self._model.num_tokens, stops)
+        session.commit(accepted, token)
+        return (*proposed[:accepted], token), proposed, accepted
+
+
+class PlainDecoder(Decoder):
+    """One target call per token: the reference that speculation must reproduce."""
+
+    def _drafting(self, start: int) -> bool:
+        return False
+
+    def _propose(self) -> Sequence[int]:
+        return ()
+
+
+class SpeculativeDecoder(Decoder):
+    """Draft, verify, accept.
+
+    The draft always runs its whole block, and the first N proposals are used: they are the same
+    whatever N is. The block's slots need positions, and rows behind the context in the draft's
+    caches: the draft is left out as soon as a block would pass the last position it was made for or
+    the end of its caches. The text does not depend on it.
+
+    Args:
+        session: The state to decode with; it has a draft.
+        model: What the bundle says about the model.
+        draft: What the bundle says about the draft.
+        num_speculative_tokens: N, from 1 to the compiled number; None means the compiled number.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: ModelInfo,
+        draft: DraftInfo,
+        num_speculative_tokens: int | None = None,
+    ) -> None:
+        super().__init__(session, model)
+        self._wanted = num_speculative_tokens or draft.num_speculative_tokens
+        reach = min(draft.max_position_embeddings, session.draft_capacity)
+        self._last_start = reach - draft.block_size
+
+    def _drafting(self, start: int) -> bool:
+        return start <= self._last_start
+
+    def _propose(self) -> Sequence[int]:
+        room = self._session.room
+        if room < 1:
+            return ()
+        proposals = self._session.propose()[: min(self._wanted, room)]
+        return _valid_prefix(proposals, self._model.num_tokens)
+
+
+def accept_greedy(
+    logits: FloatArray, proposed: Sequence[int], num_tokens: int, stop_ids: frozenset[int]
+) -> tuple[int, int]:
+    """Keep the proposals that the target would have chosen itself.
+
+    Rows after the first disagreement are not looked at.
+
+    Args:
+        logits: f32 `[len(proposed) + 1, V]`; row i decides about proposal i.
+        proposed: The proposals that were verified.
+        num_tokens: Ids from here on are padding rows and are never chosen.
+        stop_ids: A proposal that ends the text is not accepted but chosen: nothing follows it.
+
+    Returns:
+        How many proposals are accepted, and the token that the target adds to them.
+    """
+    for index, proposal in enumerate(proposed):
+        token = best_token(logits[index], num_tokens)
+        if token != proposal or token in stop_ids:
+            return index, token
+    return len(proposed), best_token(logits[len(proposed)], num_tokens)
+
+
+def best_token(row: FloatArray, num_tokens: int) -> int:
+    """The token with the largest logit; of equal ones the first.
+
+    Args:
+        row: Logits f32 `[V]`.
+        num_tokens: Ids from here on are padding rows and are never chosen.
+
+    Raises:
+        BackendError: The row has a NaN. `argmax` answers the position of the first one, so that a
+            single comparison finds out.
+    """
+    candidates = row[:num_tokens]
+    token = int(candidates.argmax())
+    best = candidates[token]
+    if best != best:
+        raise BackendError(
+            "runtime/logits-not-a-number",
+            f"the target's logit for token {token} is not a number",
+            help="run `edgecc verify` on the bundle: it finds the first layer that differs",
+        )
+    return token
+
+
+class _Lap:
+    """Times one round from the outside and from the session's own counters."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._target = session.target_seconds
+        self._draft = session.draft_seconds
+        self._begin = perf_counter()
+
+    def end(self) -> Seconds:
+        total = perf_counter() - self._begin
+        target = self._session.target_seconds - self._target
+        draft = self._session.draft_seconds - self._draft
+        return Seconds(target, draft, max(0.0, total - target - draft))
+
+
+def _finish_reason(token: int, stops: frozenset[int], left: int) -> FinishReason | None:
+    if token in stops:
+        return FinishReason.STOP
+    return None if left else FinishReason.LENGTH
+
+
+def _valid_prefix(proposals: list[int], num_tokens: int) -> list[int]:
+    """The proposals before the first that is no token: the target cannot agree to that one."""
+    for index, proposal in enumerate(proposals):
+        if not 0 <= proposal < num_tokens:
+            return proposals[:index]
+    return proposals

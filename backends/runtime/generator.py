@@ -1,0 +1,302 @@
+"""Prompts to text: what `edgecc.load` returns."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+
+from edgecc.backends.base import Engine, IntArray
+from edgecc.backends.runtime.chat import ChatTemplates, Message
+from edgecc.backends.runtime.decoder import (
+    Decoder,
+    FinishReason,
+    PlainDecoder,
+    Round,
+    SpeculativeDecoder,
+)
+from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.request import (
+    Request,
+    check_max_new_tokens,
+    check_num_speculative_tokens,
+    check_stop,
+    check_token_ids,
+)
+from edgecc.backends.runtime.session import Session
+from edgecc.backends.runtime.stats import AcceptanceMonitor, SpeculationWarning, Stats
+from edgecc.backends.runtime.text import TextBuilder
+from edgecc.backends.runtime.tokenizer import Tokenizer
+from edgecc.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added to an answer.
+
+    Text and tokens of one chunk need not belong together: text waits until its characters are
+    complete and until it cannot be the beginning of a stop string.
+
+    Attributes:
+        text: The next piece of text, in whole characters; may be empty.
+        token_ids: The tokens added; several with speculation.
+        finish_reason: Set on the last chunk.
+        stats: Counts and times so far: one object, which grows until the last chunk.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer.
+
+    Attributes:
+        token_ids: The tokens generated, up to and with the stop token or the token that completes a
+            stop string.
+        text: Their text, without special tokens and up to a stop string. A character cut off by the
+            length limit shows as U+FFFD.
+        finish_reason: `stop` at a stop token or stop string, `length` at a limit.
+        prompt_tokens: Tokens of the prompt.
+        stats: Counts and times.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    stats: Stats
+
+
+class Generator:
+    """Generates text with one bundle, one request at a time.
+
+    Args:
+        engine: The bundle's entries on a device; closed with the generator.
+        model: What the bundle says about the model.
+        tokenizer: The bundle's tokenizer; without it there are tokens only.
+        chat: The bundle's chat templates.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None = None,
+        chat: ChatTemplates | None = None,
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._tokenizer = tokenizer
+        self._chat = chat if chat is not None else ChatTemplates({})
+        draft = None if model.draft is None else engine.entry("draft")
+        target = engine.entry("target")
+        self._session = Session(target, draft, prefill_chunk=model.prefill_chunk)
+        self._monitor = AcceptanceMonitor()
+        self._busy = threading.Lock()
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the bundle says about the model: its tokens and limits."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokenizer.
+
+        Raises:
+            RequestError: The bundle has none.
+        """
+        if self._tokenizer is None:
+            raise RequestError(
+                "request/no-tokenizer",
+                "the bundle has no tokenizer",
+                help="pass token_ids instead of text",
+            )
+        return self._tokenizer
+
+    @property
+    def chat(self) -> ChatTemplates:
+        """The bundle's chat templates; possibly none."""
+        return self._chat
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        token_ids: Sequence[int] | IntArray | None = None,
+        messages: Sequence[Message] | None = None,
+        max_new_tokens: int = 128,
+        num_speculative_tokens: int | None = None,
+        speculation: bool = True,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Generation:
+        """Continue a prompt, greedily. Exactly one of prompt, token_ids and messages is given.
+
+        The answer is the same with and without speculation.
+
+        Args:
+            prompt: Text to continue. Special tokens that it names are encoded as such; none are
+                added.
+            token_ids: The prompt as token ids.
+            messages: A chat to answer; rendered with the bundle's chat template.
+            max_new_tokens: Most tokens to generate; 0 gives an empty answer. The answer also ends,
+                with reason `length`, where the model's length does.
+            num_speculative_tokens: Proposals per round, at most the compiled number.
+            speculation: Use the draft, if there is one.
+            stop: Strings that end the text; they are not part of it.
+            ignore_eos: Go on after the model's end tokens.
+            on_text: Called with each piece of text as it comes.
+
+        Raises:
+            RequestError: An argument is out of range, or another request is running.
+        """
+        chunks = self.stream(
+            prompt,
+            token_ids=token_ids,
+            messages=messages,
+            max_new_tokens=max_new_tokens,
+            num_speculative_tokens=num_speculative_tokens,
+            speculation=speculation,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+        pieces: list[str] = []
+        tokens: list[int] = []
+        stats, reason = Stats(), FinishReason.LENGTH
+        for chunk in chunks:
+            tokens += chunk.token_ids
+            stats, reason = chunk.stats, chunk.finish_reason or reason
+            if chunk.text:
+                pieces.append(chunk.text)
+                if on_text is not None:
+                    on_text(chunk.text)
+        return Generation(tokens, "".join(pieces), reason, stats.prompt_tokens, stats)
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        token_ids: Sequence[int] | IntArray | None = None,
+        messages: Sequence[Message] | None = None,
+        max_new_tokens: int = 128,
+        num_speculative_tokens: int | None = None,
+        speculation: bool = True,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, but hands out each round as it is done.
+
+        The arguments are checked at once, the model runs as chunks are taken. Closing the iterator,
+        or dropping it, ends the request.
+
+        Returns:
+            The chunks, at least one; the last has the finish reason. Their texts joined are
+            `Generation.text`, their tokens joined `Generation.token_ids`.
+
+        Raises:
+            RequestError: An argument is out of range; or, when the first chunk is taken, another
+                request is running.
+        """
+        request = Request(
+            token_ids=self._prompt_ids(prompt, token_ids, messages),
+            max_new_tokens=check_max_new_tokens(max_new_tokens),
+            num_speculative_tokens=check_num_speculative_tokens(
+                num_speculative_tokens, speculation, self._model
+            ),
+            stop=check_stop(stop, has_tokenizer=self._tokenizer is not None),
+            stop_ids=frozenset() if ignore_eos else self._model.eos_token_ids,
+        )
+        return self._run(request)
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._engine.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prompt_ids(
+        self,
+        prompt: str | None,
+        token_ids: Sequence[int] | IntArray | None,
+        messages: Sequence[Message] | None,
+    ) -> IntArray:
+        given = {"prompt": prompt, "token_ids": token_ids, "messages": messages}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            raise RequestError(
+                "request/one-prompt",
+                "give exactly one of prompt, token_ids and messages, not "
+                + (" and ".join(names) or "none of them"),
+            )
+        if messages is not None:
+            prompt = self._chat.render(messages)
+        if prompt is not None:
+            token_ids = self.tokenizer.encode(prompt)
+        return check_token_ids(token_ids if token_ids is not None else (), self._model)
+
+    def _decoder(self, request: Request) -> Decoder:
+        draft = self._model.draft
+        if draft is None or not request.num_speculative_tokens:
+            return PlainDecoder(self._session, self._model)
+        wanted = request.num_speculative_tokens
+        return SpeculativeDecoder(self._session, self._model, draft, wanted)
+
+    def _run(self, request: Request) -> Iterator[Chunk]:
+        if not self._busy.acquire(blocking=False):
+            raise RequestError(
+                "request/busy",
+                "another request is running on this generator",
+                help="finish or close its stream first, or load the bundle twice",
+            )
+        try:
+            yield from self._chunks(request)
+        finally:
+            self._busy.release()
+
+    def _chunks(self, request: Request) -> Iterator[Chunk]:
+        stats = Stats(prompt_tokens=len(request.token_ids))
+        builder = TextBuilder(self._tokenizer, request.stop, request.stop_ids)
+        rounds = self._decoder(request).rounds(
+            request.token_ids, request.max_new_tokens, request.stop_ids
+        )
+        reason: FinishReason | None = None
+        for step in rounds:
+            begin = perf_counter()
+            tokens, text = builder.push(step.tokens)
+            reason = step.finish_reason
+            if reason is not None and not builder.stopped:
+                text += builder.finish()
+            if builder.stopped:
+                reason = FinishReason.STOP
+            stats.add(step)
+            stats.new_tokens += len(tokens)
+            stats.host_seconds += perf_counter() - begin
+            self._watch(step, stats)
+            yield Chunk(text, list(tokens), reason, stats)
+            if reason is not None:
+                return
+        yield Chunk("", [], FinishReason.LENGTH, stats)
+
+    def _watch(self, step: Round, stats: Stats) -> None:
+        finding = self._monitor.observe(step)
+        if finding is not None:
+            stats.warnings.append(finding)
+            warnings.warn(finding, SpeculationWarning, stacklevel=4)

@@ -1,0 +1,134 @@
+"""From a bundle directory to a generator."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from edgecc.backends.base import Engine, Progress, Role
+from edgecc.backends.bundle import Bundle
+from edgecc.backends.runtime.chat import ChatTemplates
+from edgecc.backends.runtime.generator import Generator
+from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.tokenizer import Tokenizer
+from edgecc.errors import BundleError, UnsupportedError, did_you_mean
+
+ENGINES: Mapping[str, str] = {"onnxruntime": "edgecc.backends.onnxruntime"}
+"""The module of each engine, by the name that a bundle's artifact has for its backend.
+
+A bundle may come from anywhere, so it can choose among these and import nothing else.
+"""
+
+_BLOCK_DRAFT_ROLES = frozenset({Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH, Role.PROPOSALS})
+
+
+class _EngineModule(Protocol):
+    """What the module of an engine offers."""
+
+    def open_engine(
+        self,
+        bundle: Bundle,
+        artifact: Mapping[str, Any],
+        *,
+        num_threads: int | None,
+        progress: Progress | None,
+    ) -> Engine: ...
+
+
+def load(
+    bundle_path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Generator:
+    """Open a bundle for generation.
+
+    Args:
+        bundle_path: The bundle's directory.
+        device: One of the devices the bundle was compiled for; may be left out if there is only
+            one, or if the CPU is among them.
+        num_threads: Threads of the engine; None leaves it to the engine.
+        progress: Called as files are opened and prepared.
+
+    Raises:
+        BundleError: The directory is no bundle, is damaged, or has no artifact for the device.
+        UnsupportedError: The engine, or a package it needs, is not installed, or the draft is not
+            of a kind the runtime drives.
+        ResourceError: A file cannot be read.
+    """
+    bundle = Bundle.open(bundle_path)
+    model = ModelInfo.from_manifest(bundle.manifest)
+    if model.draft is not None:
+        _check_draft(bundle)
+    tokenizer, chat = _text_side(bundle)
+    artifact = bundle.artifact(_choose_device(bundle, device))
+    engine = _engine_module(str(artifact["backend"]), bundle).open_engine(
+        bundle, artifact, num_threads=num_threads, progress=progress
+    )
+    try:
+        return Generator(engine, model, tokenizer, chat)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplates | None]:
+    if "tokenizer/tokenizer.json" not in bundle.manifest["files"]:
+        return None, None
+    directory = bundle.tokenizer_dir
+    return Tokenizer.from_directory(directory), ChatTemplates.from_directory(directory)
+
+
+def _choose_device(bundle: Bundle, device: str | None) -> str:
+    if device is not None:
+        return device
+    devices: list[str] = sorted(bundle.manifest["artifacts"])
+    if len(devices) == 1:
+        return devices[0]
+    if "cpu" in devices:
+        return "cpu"
+    raise BundleError(
+        "bundle/device-not-chosen",
+        "the bundle is compiled for " + (", ".join(devices) or "no device"),
+        where=str(bundle.path),
+        help="name one: --device " + "|".join(devices) if devices else "compile it again",
+    )
+
+
+def _engine_module(backend: str, bundle: Bundle) -> _EngineModule:
+    """Import an engine by name: only the one that is used needs its packages installed."""
+    module = ENGINES.get(backend)
+    if module is None:
+        raise UnsupportedError(
+            "runtime/unknown-engine",
+            f"this edgecc has no engine '{backend}'",
+            where=str(bundle.path),
+            help=did_you_mean(backend, ENGINES),
+        )
+    try:
+        return cast(_EngineModule, importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        package = (error.name or module).partition(".")[0]
+        raise UnsupportedError(
+            "runtime/engine-not-installed",
+            f"the engine '{backend}' needs {error.name}, which is not installed",
+            where=str(bundle.path),
+            help=f"pip install --upgrade {package}",
+        ) from error
+
+
+def _check_draft(bundle: Bundle) -> None:
+    entry = bundle.entry("draft")
+    roles = {port["role"] for port in (*entry["inputs"], *entry["outputs"])}
+    missing = sorted(_BLOCK_DRAFT_ROLES - roles)
+    if missing:
+        raise UnsupportedError(
+            "runtime/unsupported-draft",
+            "the runtime drives drafts that propose a block per call; this one lacks "
+            + ", ".join(missing),
+            where=str(bundle.path),
+            help="pass a bundle with another draft, or compile the target alone",
+        )

@@ -1,0 +1,68 @@
+"""What the runtime must know about a model: the part of `bundle.json` that it acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """A block draft as compiled.
+
+    Attributes:
+        num_speculative_tokens: Proposals one call returns; requests may ask for fewer.
+        block_size: Slots of a block, at positions `start .. start + block_size - 1`.
+        max_position_embeddings: Positions the draft was made for. Beyond it the draft is not used.
+    """
+
+    num_speculative_tokens: int
+    block_size: int
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The numbers that bound a request.
+
+    Attributes:
+        vocab_size: Rows of the embedding and of the head.
+        num_tokens: Ids from here to `vocab_size` are padding rows: never accepted, never chosen.
+        eos_token_ids: Tokens that end a text.
+        max_model_len: Most tokens of prompt and answer together.
+        max_input_len: Most tokens of a prompt.
+        prefill_chunk: Most rows of one target call.
+        draft: The draft, when the bundle has one.
+    """
+
+    vocab_size: int
+    num_tokens: int
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    max_input_len: int
+    prefill_chunk: int
+    draft: DraftInfo | None = None
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> ModelInfo:
+        """Pick what is needed from a manifest that follows the bundle's schema."""
+        target, limits, draft = manifest["target"], manifest["limits"], manifest["draft"]
+        return cls(
+            vocab_size=target["vocab_size"],
+            num_tokens=target["num_tokens"],
+            eos_token_ids=frozenset(target["eos_token_ids"]),
+            max_model_len=limits["max_model_len"],
+            max_input_len=limits["max_input_len"],
+            prefill_chunk=limits["prefill_chunk"],
+            draft=None if draft is None else _draft_info(draft),
+        )
+
+
+def _draft_info(draft: Mapping[str, Any]) -> DraftInfo:
+    proposals = draft["num_speculative_tokens"]
+    return DraftInfo(
+        num_speculative_tokens=proposals,
+        block_size=draft.get("block_size", proposals),
+        max_position_embeddings=draft["max_position_embeddings"],
+    )

@@ -1,0 +1,163 @@
+"""Requests: what a caller may ask of a generator, checked before the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A request that can be run as it is.
+
+    Attributes:
+        token_ids: The prompt, i64 `[T]`, T at least 1; each id has a token and an embedding row.
+        max_new_tokens: Most tokens to generate; the model's length limits it as well.
+        num_speculative_tokens: Proposals per round; 0 means plain decoding.
+        stop: Strings that end the text.
+        stop_ids: Tokens that end the text.
+    """
+
+    token_ids: IntArray
+    max_new_tokens: int
+    num_speculative_tokens: int
+    stop: tuple[str, ...]
+    stop_ids: frozenset[int]
+
+
+def check_token_ids(token_ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
+    """A prompt's ids as i64 `[T]`.
+
+    Raises:
+        RequestError: The prompt is empty, has an id without a token or embedding row, or leaves no
+            room for an answer.
+    """
+    count = len(token_ids)
+    if count == 0:
+        raise RequestError(
+            "request/empty-prompt",
+            "the prompt has no tokens",
+            help="pass at least one token; a model continues a text, it does not start one",
+        )
+    _check_length(count, model)
+    try:
+        ids = np.asarray(token_ids)
+    except (ValueError, OverflowError) as error:
+        raise _not_ids(token_ids) from error
+    if ids.ndim != 1 or ids.dtype.kind not in "iuO":
+        raise _not_ids(token_ids)
+    if ids.dtype.kind == "O" and not all(type(item) is int for item in ids):
+        raise _not_ids(token_ids)
+    bad = np.flatnonzero((ids < 0) | (ids >= model.num_tokens))
+    if bad.size:
+        place = int(bad[0])
+        padding = 0 <= ids[place] < model.vocab_size
+        raise RequestError(
+            "request/token-out-of-range",
+            f"token id {ids[place]} at position {place} of the prompt: the model has tokens "
+            f"0 to {model.num_tokens - 1}",
+            notes=[
+                f"rows {model.num_tokens} to {model.vocab_size - 1} of its embedding are padding"
+                if padding
+                else f"its embedding has {model.vocab_size} rows"
+            ],
+            help="encode the text with the tokenizer of this bundle",
+        )
+    return ids.astype(np.int64)
+
+
+def _check_length(count: int, model: ModelInfo) -> None:
+    if count >= model.max_model_len:
+        raise RequestError(
+            "request/prompt-too-long",
+            f"the prompt has {count} tokens, and prompt and answer together have room for "
+            f"{model.max_model_len}: at most {model.max_model_len - 1} can be prompt",
+            help="shorten the prompt, or compile with a larger --max-model-len",
+        )
+    if count > model.max_input_len:
+        raise RequestError(
+            "request/prompt-too-long",
+            f"the prompt has {count} tokens, and the bundle takes prompts of at most "
+            f"{model.max_input_len}",
+            help="shorten the prompt, or compile with a larger --max-input-len",
+        )
+
+
+def _not_ids(token_ids: object) -> RequestError:
+    shown = repr(token_ids)
+    return RequestError(
+        "request/bad-token-ids",
+        "expected a flat list of whole numbers, found "
+        + (shown if len(shown) <= 60 else shown[:57] + "..."),
+    )
+
+
+def check_max_new_tokens(value: int) -> int:
+    """Most tokens to generate; 0 asks for an empty answer.
+
+    Raises:
+        RequestError: Not a whole number from 0.
+    """
+    if not _is_whole(value) or value < 0:
+        raise RequestError(
+            "request/bad-max-new-tokens",
+            f"max_new_tokens must be a whole number, 0 or more, not {value!r}",
+        )
+    return value
+
+
+def check_num_speculative_tokens(value: int | None, speculation: bool, model: ModelInfo) -> int:
+    """Proposals per round: the compiled number unless fewer are asked for, 0 without speculation.
+
+    Raises:
+        RequestError: There is no draft to ask, or it does not propose so many.
+    """
+    draft = model.draft
+    if value is not None:
+        if draft is None:
+            raise RequestError(
+                "request/no-draft",
+                f"num_speculative_tokens is {value!r}, but the bundle has no draft",
+                help="leave it out, or compile the target with --draft",
+            )
+        if not _is_whole(value) or not 1 <= value <= draft.num_speculative_tokens:
+            raise RequestError(
+                "request/bad-num-speculative-tokens",
+                f"num_speculative_tokens must be from 1 to {draft.num_speculative_tokens}, "
+                f"not {value!r}",
+                help="pass speculation=False to decode without the draft",
+            )
+    if draft is None or not speculation:
+        return 0
+    return value or draft.num_speculative_tokens
+
+
+def check_stop(stop: str | Sequence[str], *, has_tokenizer: bool) -> tuple[str, ...]:
+    """Stop strings, each once; a single string is a list of one.
+
+    Raises:
+        RequestError: One is empty or no string, or there is no tokenizer to make text with.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for item in stops:
+        if not _is_text(item):
+            raise RequestError(
+                "request/bad-stop", f"a stop must be a string that is not empty, not {item!r}"
+            )
+    if stops and not has_tokenizer:
+        raise RequestError("request/bad-stop", "stop strings need a bundle with a tokenizer")
+    return tuple(dict.fromkeys(stops))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

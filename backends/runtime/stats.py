@@ -1,0 +1,188 @@
+"""What speculation did to one request, and when to doubt it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from edgecc.backends.runtime.decoder import Round
+
+
+class SpeculationWarning(UserWarning):
+    """Acceptance that a sound pair does not show: the output is right, the speed may not be."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and times of one request.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        new_tokens: Tokens of the answer, as handed out.
+        prompt_seconds: Time until the first token, tokenizing left out.
+        target_seconds: Time in target calls after the prompt.
+        draft_seconds: Time in draft calls after the prompt.
+        host_seconds: Everything else after the prompt: acceptance, text, stop rules.
+        accepted_by_round: Accepted proposals of each round after the prompt, in order.
+        warnings: What looked wrong, as text.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    prompt_seconds: float = 0.0
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    host_seconds: float = 0.0
+    accepted_by_round: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def add(self, step: Round) -> None:
+        """Count one round. `new_tokens` is left to the caller, which may cut the round further."""
+        seconds = step.seconds
+        if step.is_prompt:
+            self.prompt_seconds += seconds.target + seconds.draft + seconds.host
+            return
+        self.target_seconds += seconds.target
+        self.draft_seconds += seconds.draft
+        self.host_seconds += seconds.host
+        self.accepted_by_round.append(step.accepted)
+        self._outcomes[len(step.proposed), step.accepted] += 1
+
+    @property
+    def rounds(self) -> int:
+        """Target calls after the prompt, with and without proposals."""
+        return len(self.accepted_by_round)
+
+    @property
+    def proposed(self) -> int:
+        """Proposals verified."""
+        return sum(proposed * count for (proposed, _), count in self._outcomes.items())
+
+    @property
+    def accepted(self) -> int:
+        """Proposals accepted; stop tokens are not counted."""
+        return sum(self.accepted_by_round)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens committed per target call after the prompt: accepted ones and its own."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Per slot, the share accepted among the rounds that reached it (all before accepted)."""
+        reached: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for (slots, kept), count in self._outcomes.items():
+            for slot in range(min(kept + 1, slots)):
+                reached[slot] += count
+            for slot in range(kept):
+                accepted[slot] += count
+        return [accepted[slot] / reached[slot] for slot in range(len(reached))]
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time after the prompt."""
+        return self.target_seconds + self.draft_seconds + self.host_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens handed out after the first, per second of the time after the prompt."""
+        seconds = self.decode_seconds
+        return max(0, self.new_tokens - 1) / seconds if seconds else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """All of it, JSON-compatible, times in seconds."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "rounds": self.rounds,
+            "proposed_tokens": self.proposed,
+            "accepted_tokens": self.accepted,
+            "tokens_per_step": self.tokens_per_step,
+            "acceptance_by_position": self.acceptance_by_position,
+            "prompt_seconds": self.prompt_seconds,
+            "decode_seconds": self.decode_seconds,
+            "target_seconds": self.target_seconds,
+            "draft_seconds": self.draft_seconds,
+            "host_seconds": self.host_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "warnings": list(self.warnings),
+        }
+
+    def render(self) -> str:
+        """A short table, without a newline at its end."""
+        rows = [
+            ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_seconds:.3f} s"),
+            ("answer", f"{self.new_tokens} tokens in {self.decode_seconds:.3f} s"),
+            ("speed", f"{self.tokens_per_second:.1f} tokens/s after the first"),
+            ("steps", f"{self.rounds} target calls, {self.tokens_per_step:.2f} tokens each"),
+        ]
+        if self.proposed:
+            shares = " ".join(f"{share:.2f}" for share in self.acceptance_by_position)
+            rows.append(("accepted", f"{self.accepted} of {self.proposed} proposals"))
+            rows.append(("by position", shares))
+        if self.decode_seconds:
+            parts = (
+                ("target", self.target_seconds),
+                ("draft", self.draft_seconds),
+                ("host", self.host_seconds),
+            )
+            split = ", ".join(f"{name} {part / self.decode_seconds:.0%}" for name, part in parts)
+            rows.append(("time", split))
+        rows += [("warning", text) for text in self.warnings]
+        return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+class AcceptanceMonitor:
+    """Watches rounds over all requests of a generator for rates that a sound pair does not show.
+
+    Each kind of finding is reported once.
+    """
+
+    NONE_LIMIT = 64
+    """Rounds in a row without a single accepted token."""
+
+    ALL_LIMIT = 256
+    """Rounds in a row with each proposal accepted."""
+
+    def __init__(self) -> None:
+        self._none = 0
+        self._all = 0
+        self._reported: set[str] = set()
+
+    def observe(self, step: Round) -> str | None:
+        """Count one round.
+
+        Returns:
+            A finding with its likely causes, the first time one is due.
+        """
+        proposed = len(step.proposed)
+        # A stop token that the draft foresaw is not counted as accepted, yet proves nothing bad.
+        if not proposed or (step.finish_reason is not None and step.accepted < proposed):
+            return None
+        self._none = 0 if step.accepted else self._none + 1
+        self._all = self._all + 1 if step.accepted == proposed else 0
+        if self._none >= self.NONE_LIMIT:
+            return self._once(
+                f"no proposed token was accepted in {self.NONE_LIMIT} rounds in a row. Likely "
+                "causes: the draft was trained for another target or revision; its block layout, "
+                "mask token or tapped layers are read wrongly; the prompts are far from what it "
+                "was trained on. The text is right, but speculation only costs time: "
+                "`edgecc check` compares the pair, `edgecc verify` the numbers"
+            )
+        if self._all >= self.ALL_LIMIT:
+            return self._once(
+                f"each proposed token was accepted in {self.ALL_LIMIT} rounds in a row. Likely "
+                "causes: the text repeats itself; the draft is the target; proposals are compared "
+                "with themselves, which `edgecc verify` would show as text that differs from plain "
+                "decoding"
+            )
+        return None
+
+    def _once(self, finding: str) -> str | None:
+        if finding in self._reported:
+            return None
+        self._reported.add(finding)
+        return finding
