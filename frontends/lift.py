@@ -92,6 +92,7 @@ def _lift_target(
         _check_taps(draft, config)
     # One row more than the runtime may use: engines pad single-row calls.
     build(weights, config, taps, length + 1)
+    checkpoint.findings.extend(quantization.findings)
     _report_unused(module, weights, config.num_hidden_layers)
     module.metadata["target"] = {
         "model_type": config.model_type,
@@ -131,7 +132,8 @@ def _lift_draft(
             help="use the target this draft was trained for",
         )
     names = dspark.canonical_names(list(checkpoint.tensors))
-    weights = ModuleWeights(module, checkpoint, read_quantization(checkpoint), names)
+    quantization = read_quantization(checkpoint)
+    weights = ModuleWeights(module, checkpoint, quantization, names)
     dspark.build(
         weights,
         config,
@@ -140,6 +142,7 @@ def _lift_draft(
         steps=steps,
         capacity=length + config.block_size,
     )
+    checkpoint.findings.extend(quantization.findings)
     _report_unused(module, weights, config.text.num_hidden_layers, dspark.IGNORABLE)
     module.metadata["draft"] = {
         "method": "dspark",

@@ -102,6 +102,11 @@ class Generator:
         self._busy = threading.Lock()
 
     @property
+    def engine(self) -> Engine:
+        """The bundle's entries on the device."""
+        return self._engine
+
+    @property
     def model(self) -> ModelInfo:
         """What the bundle says about the model: its tokens and limits."""
         return self._model

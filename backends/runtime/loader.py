@@ -60,6 +60,17 @@ def load(
         ResourceError: A file cannot be read.
     """
     bundle = Bundle.open(bundle_path)
+    return load_bundle(bundle, device=device, num_threads=num_threads, progress=progress)
+
+
+def load_bundle(
+    bundle: Bundle,
+    *,
+    device: str | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Generator:
+    """Like `load`, for a bundle that is open already."""
     model = ModelInfo.from_manifest(bundle.manifest)
     if model.draft is not None:
         _check_draft(bundle)

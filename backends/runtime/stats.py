@@ -24,6 +24,7 @@ class Stats:
         draft_seconds: Time in draft calls after the prompt.
         host_seconds: Everything else after the prompt: acceptance, text, stop rules.
         accepted_by_round: Accepted proposals of each round after the prompt, in order.
+        proposed_by_round: Proposals of each of these rounds.
         warnings: What looked wrong, as text.
     """
 
@@ -34,6 +35,7 @@ class Stats:
     draft_seconds: float = 0.0
     host_seconds: float = 0.0
     accepted_by_round: list[int] = field(default_factory=list)
+    proposed_by_round: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
@@ -47,6 +49,7 @@ class Stats:
         self.draft_seconds += seconds.draft
         self.host_seconds += seconds.host
         self.accepted_by_round.append(step.accepted)
+        self.proposed_by_round.append(len(step.proposed))
         self._outcomes[len(step.proposed), step.accepted] += 1
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from edgecc.backends.base import Array, Engine, Role
+from edgecc.backends.base import Array, Engine, IntArray, Progress, Role
+from edgecc.backends.bundle import Bundle
+from edgecc.backends.runtime.generator import Generator
+from edgecc.backends.runtime.loader import load_bundle
+from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.errors import BundleError, MismatchError
 
 GOLDEN_FILE = "golden.safetensors"
@@ -121,3 +126,72 @@ def _relative(name: str, found: Array, expected: Array) -> Check:
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.abs(found.astype(np.float64) - expected).max()) / scale
     return Check(name, error, TOLERANCE, error <= TOLERANCE)
+
+
+def verify_bundle(
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    num_threads: int | None = None,
+    prompts: int = 4,
+    max_new_tokens: int = 32,
+    progress: Progress | None = None,
+) -> Verification:
+    """Everything that can be proved about a bundle without its checkpoints.
+
+    File hashes, golden rows of the reference (when the bundle has them), and on random prompts that
+    speculative output equals plain output for the smallest and the largest number of proposals.
+
+    Args:
+        path: The bundle.
+        device: Device of the bundle to use.
+        num_threads: Threads of the engine.
+        prompts: How many random prompts; their lengths spread from one token to two prefill chunks.
+        max_new_tokens: Tokens generated for each.
+        progress: Called as work goes on.
+
+    Raises:
+        BundleError: The bundle is damaged.
+        ResourceError: A file cannot be read.
+    """
+    bundle = Bundle.open(path)
+    bundle.verify_hashes(progress)
+    checks: list[Check] = []
+    with load_bundle(bundle, device=device, num_threads=num_threads, progress=progress) as loaded:
+        if GOLDEN_FILE in bundle.manifest["files"]:
+            golden = read_golden(bundle.file(GOLDEN_FILE))
+            checks += compare_golden(loaded.engine, golden).checks
+        model = loaded.model
+        for index, ids in enumerate(_prompts(model, prompts, max_new_tokens)):
+            if progress is not None:
+                progress("verify", index, prompts)
+            checks += _compare_decoding(loaded, ids, max_new_tokens)
+    return Verification(tuple(checks))
+
+
+def _compare_decoding(generator: Generator, ids: IntArray, max_new_tokens: int) -> list[Check]:
+    draft = generator.model.draft
+    if draft is None:
+        return []
+    plain = generator.generate(
+        token_ids=ids, max_new_tokens=max_new_tokens, speculation=False
+    ).token_ids
+    return [
+        compare_tokens(
+            f"speculation with {n} proposals, prompt of {len(ids)} tokens",
+            generator.generate(
+                token_ids=ids, max_new_tokens=max_new_tokens, num_speculative_tokens=n
+            ).token_ids,
+            plain,
+        )
+        for n in sorted({1, draft.num_speculative_tokens})
+    ]
+
+
+def _prompts(model: ModelInfo, count: int, max_new_tokens: int) -> list[IntArray]:
+    """Random prompts, the same on every machine."""
+    random = np.random.default_rng(0)
+    longest = min(2 * model.prefill_chunk + 1, model.max_input_len)
+    longest = max(1, min(longest, model.max_model_len - max_new_tokens))
+    lengths = np.linspace(1, longest, max(count, 1)).astype(int)[:count]
+    return [random.integers(0, model.num_tokens, n, dtype=np.int64) for n in lengths]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.backends.bundle_writer import BundleWriter
 from edgecc.backends.onnx import lower
 from edgecc.devices import Device, get_device
-from edgecc.errors import InputError, UsageError
+from edgecc.errors import Diagnostic, InputError, Severity, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
@@ -81,7 +82,7 @@ class CompileReport:
         decisions: What was chosen and why, one line each.
         timings: Seconds and sizes per pass.
         remarks: Where each pass applied, or why not.
-        findings: Warnings about the checkpoints.
+        findings: Warnings and notes about the checkpoints.
         pipeline: The passes, as text.
         weight_bytes: Packed bytes the bundle's weights take.
     """
@@ -90,7 +91,7 @@ class CompileReport:
     decisions: tuple[str, ...]
     timings: tuple[PassTiming, ...]
     remarks: tuple[Remark, ...]
-    findings: tuple[str, ...]
+    findings: tuple[Diagnostic, ...]
     pipeline: str
     weight_bytes: int
 
@@ -127,6 +128,7 @@ def compile(
     force: bool = False,
     dry_run: bool = False,
     dump_ir: str | Path | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompileReport:
@@ -140,6 +142,7 @@ def compile(
         force: Also replace a bundle that holds files of others.
         dry_run: Stop after the passes; write nothing.
         dump_ir: Folder for the IR after each pass.
+        strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
         **options: Fields of `CompileOptions`.
 
@@ -157,22 +160,26 @@ def compile(
     report = progress or (lambda stage, done, total: None)
     target = Path(target)
     out = Path(out) if out is not None else Path(f"{target.resolve().name}-edgecc")
-    lowered = _lower_ir(target, draft, chosen, dump_ir, report)
-    module = lowered.module
-    summary = CompileReport(
-        bundle=None,
-        decisions=tuple(module.decisions),
+    with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
+        lowered = _lower_ir(target, draft, chosen, dump_ir, report)
+        if strict:
+            _refuse_warnings(_findings(lowered.module))
+        if writer is None:
+            return _report(lowered, None, _stored_bytes(lowered.module))
+        bundle, size = _write(writer, lowered, target, draft, chosen, report)
+    return _report(lowered, bundle, size)
+
+
+def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
+    return CompileReport(
+        bundle=bundle,
+        decisions=tuple(lowered.module.decisions),
         timings=tuple(lowered.manager.timings),
         remarks=tuple(lowered.ctx.remarks),
-        findings=tuple(_findings(module)),
+        findings=tuple(_findings(lowered.module)),
         pipeline=str(lowered.manager),
-        weight_bytes=0,
+        weight_bytes=weight_bytes,
     )
-    if dry_run:
-        return replace(summary, weight_bytes=_stored_bytes(module))
-    with BundleWriter(out, force=force) as writer:
-        bundle, size = _write(writer, lowered, target, draft, chosen, report)
-    return replace(summary, bundle=bundle, weight_bytes=size)
 
 
 def _lower_ir(
@@ -343,12 +350,16 @@ def _checkpoints(module: Module) -> dict[str, Checkpoint]:
     }
 
 
-def _findings(module: Module) -> list[str]:
+def _findings(module: Module) -> list[Diagnostic]:
     return [
-        finding.render()
-        for checkpoint in _checkpoints(module).values()
-        for finding in checkpoint.findings
+        finding for checkpoint in _checkpoints(module).values() for finding in checkpoint.findings
     ]
+
+
+def _refuse_warnings(findings: list[Diagnostic]) -> None:
+    warnings = [f for f in findings if f.severity is Severity.WARNING]
+    if warnings:
+        raise InputError(*[replace(w, severity=Severity.ERROR) for w in warnings])
 
 
 def _copy_tokenizer(writer: BundleWriter, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,243 @@
+"""`edgecc compile`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console, print_json
+from edgecc.errors import UnsupportedError, UsageError, did_you_mean
+
+SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens")
+VLLM_KEYS = (
+    "draft_tensor_parallel_size",
+    "disable_by_batch_size",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "quantization",
+    "max_model_len",
+    "revision",
+    "draft_sample_method",
+)
+
+
+@click.command(cls=Command, name="compile", short_help="Compile a target and its draft.")
+@click.argument("target", required=False)
+@click.option("--model-dir", "--model", "--model-path", "model", hidden=True)
+@click.option(
+    "--draft",
+    "--draft-model-dir",
+    "--draft-model",
+    "draft",
+    metavar="DIR",
+    help="Draft checkpoint; its missing head and embedding are bound to the target's.",
+)
+@click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
+@click.option(
+    "--spec-method",
+    "--spec-type",
+    default="auto",
+    show_default=True,
+    help="Kind of draft; auto decides by its tensors.",
+)
+@click.option(
+    "-k",
+    "--num-speculative-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most proposals per round; default: the draft's block.",
+)
+@click.option(
+    "-o",
+    "--output-dir",
+    "--output",
+    "--engine-dir",
+    "output_dir",
+    metavar="DIR",
+    help="Bundle directory; must be missing, empty or a bundle. Default: ./<target>-edgecc",
+)
+@click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
+@click.option("--device", multiple=True, help="Device to compile for.  [default: cpu]")
+@click.option(
+    "--dtype", default="auto", show_default=True, help="Precision; auto keeps the files'."
+)
+@click.option("--quantization", "--quantize", default="auto", show_default=True)
+@click.option(
+    "--lm-head",
+    type=click.Choice(["auto", "share", "own", "copy"]),
+    default="auto",
+    show_default=True,
+    help="Where the draft's head comes from.",
+)
+@click.option("--max-input-len", type=click.IntRange(min=1), metavar="N", help="Longest prompt.")
+@click.option(
+    "--max-model-len",
+    "--max-seq-len",
+    "--max-kv-cache-capacity",
+    "max_model_len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prompt and answer together; default: 8192 or what the model was trained for.",
+)
+@click.option(
+    "--max-batch-size",
+    "--max-num-seqs",
+    "max_batch_size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
+@click.option("--dump-ir", metavar="DIR", help="Write the IR before the first and after each pass.")
+@click.option(
+    "--verify",
+    type=click.Choice(["none", "fast", "full"]),
+    default="fast",
+    show_default=True,
+    help="Compare the engine with reference rows before the bundle is published.",
+)
+@click.option("--timing-json", metavar="FILE", help="Write seconds and sizes per pass.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@common
+def command(console: Console, **flags: Any) -> int:
+    """Compile TARGET, alone or with --draft, to a bundle directory."""
+    import edgecc
+
+    target, draft, steps = _models(flags)
+    _refuse_unsupported(flags)
+    report = edgecc.compile(
+        target,
+        draft,
+        out=flags["output_dir"],
+        force=flags["force"],
+        dry_run=flags["dry_run"],
+        dump_ir=flags["dump_ir"],
+        strict=flags["strict"],
+        progress=console.progress(),
+        device=(flags["device"] or ("cpu",))[0],
+        max_model_len=flags["max_model_len"],
+        max_input_len=flags["max_input_len"],
+        num_speculative_tokens=steps,
+        lm_head=flags["lm_head"],
+        verify=flags["verify"],
+    )
+    for finding in report.findings:
+        console.diagnostic(finding)
+    for decision in report.decisions:
+        console.info(f"  {decision}")
+    if console.verbosity >= 2:
+        for remark in report.remarks:
+            console.detail(f"  {remark}")
+    if flags["timing_json"]:
+        rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
+        Path(flags["timing_json"]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    path = None if report.bundle is None else str(report.bundle.path)
+    if flags["as_json"]:
+        print_json(
+            {
+                "bundle": path,
+                "weight_bytes": report.weight_bytes,
+                "pipeline": report.pipeline,
+                "decisions": list(report.decisions),
+                "findings": [f.id for f in report.findings],
+            }
+        )
+    size = f"{report.weight_bytes / 1e6:.1f} MB of weights"
+    return console.ok(f"{path}: {size}" if path else f"dry run: {size}, nothing written")
+
+
+def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
+    """Target, draft and steps from the flags and `--speculative-config`.
+
+    Raises:
+        UsageError: Missing, or given twice with different values.
+    """
+    targets = {t for t in (flags["target"], flags["model"]) if t}
+    if len(targets) != 1:
+        raise UsageError(
+            "usage/target", "give one TARGET", help="edgecc compile TARGET --draft DRAFT -o DIR"
+        )
+    config = _speculative_config(flags["speculative_config"])
+    draft, steps = flags["draft"], flags["num_speculative_tokens"]
+    for name, flag, value in (
+        ("--draft", draft, config.get("model")),
+        ("--num-speculative-tokens", steps, config.get("num_speculative_tokens")),
+    ):
+        if flag is not None and value is not None and flag != value:
+            raise UsageError(
+                "usage/contradiction", f"{name} is {flag}, --speculative-config says {value}"
+            )
+    method = config.get("method", flags["spec_method"])
+    if method not in ("auto", "dspark"):
+        raise UnsupportedError(
+            "draft/kind", f"method {method!r} is not supported", help="supported: auto, dspark"
+        )
+    return (
+        targets.pop(),
+        draft or config.get("model"),
+        steps or config.get("num_speculative_tokens"),
+    )
+
+
+def _speculative_config(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    where = "--speculative-config"
+    if text.startswith("@"):
+        where = text[1:]
+        text = Path(where).read_text(encoding="utf-8")
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise UsageError("usage/json", f"not JSON: {error}", where=where) from error
+    if not isinstance(config, dict):
+        raise UsageError("usage/json", "expected a JSON object", where=where)
+    for key in config:
+        if key in VLLM_KEYS:
+            raise UsageError(
+                "usage/speculative-config",
+                f"{key!r} is known from vLLM, edgecc has no such setting",
+            )
+        if key not in SPECULATIVE_KEYS:
+            raise UsageError(
+                "usage/speculative-config",
+                f"unknown key {key!r}",
+                where=where,
+                help=did_you_mean(key, SPECULATIVE_KEYS),
+            )
+    steps = config.get("num_speculative_tokens")
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise UsageError("usage/speculative-config", "num_speculative_tokens must be at least 1")
+    if not isinstance(config.get("model", ""), str) or not isinstance(
+        config.get("method", ""), str
+    ):
+        raise UsageError("usage/speculative-config", "model and method must be strings")
+    return config
+
+
+def _refuse_unsupported(flags: dict[str, Any]) -> None:
+    """Values that are understood, but that edgecc cannot compile.
+
+    Raises:
+        UnsupportedError: Naming the flag and what is possible.
+    """
+    for flag in ("dtype", "quantization"):
+        if flags[flag] != "auto":
+            raise UnsupportedError(
+                f"usage/{flag}",
+                f"--{flag} {flags[flag]} is not supported: weights keep the precision of the files",
+                help=f"leave out --{flag}",
+            )
+    if flags["max_batch_size"] != 1:
+        raise UnsupportedError(
+            "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
+        )
+    if len(flags["device"]) > 1:
+        raise UnsupportedError(
+            "usage/devices", "a bundle holds the engines of one device", help="compile twice"
+        )

@@ -1,0 +1,59 @@
+"""`edgecc inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console, print_json
+
+
+@click.command(cls=Command, name="inspect", short_help="Show a checkpoint or a bundle.")
+@click.argument("path", type=click.Path())
+@click.option("--weights", "show_weights", is_flag=True, help="List every weight.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@common
+def command(console: Console, path: str, show_weights: bool, as_json: bool) -> int:
+    """Show what PATH, a checkpoint or a bundle, holds. Reads metadata only."""
+    from edgecc.inspection import inspect_path
+
+    facts = inspect_path(Path(path))
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(_render(facts, show_weights))
+    return console.ok(f"{facts['kind']} {path}")
+
+
+def _render(facts: dict[str, Any], show_weights: bool) -> str:
+    lines = []
+    for key, value in facts.items():
+        if key == "weights":
+            if show_weights:
+                lines.append("weights")
+                lines += [_weight(name, w) for name, w in value.items()]
+        elif isinstance(value, dict):
+            lines.append(key)
+            lines += [f"  {k:<24}{_short(v)}" for k, v in value.items()]
+        elif isinstance(value, list):
+            lines.append(key)
+            lines += [f"  {_short(item)}" for item in value]
+        else:
+            lines.append(f"{key:<26}{value}")
+    return "\n".join(lines)
+
+
+def _weight(name: str, weight: dict[str, Any]) -> str:
+    shape = "x".join(map(str, weight["shape"]))
+    return f"  {name}  {weight['encoding']} {shape}  {weight['bytes']} bytes"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_short(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,142 @@
+"""Entry point: runs a command, turns errors into diagnostics and exit codes.
+
+Exit codes: 0 done, 1 internal error (ours), 2 usage, 3 bad checkpoint, pair or bundle,
+4 unsupported, 5 verification mismatch, 6 resources, 7 network or hub, 130 interrupted,
+143 terminated.
+
+The last line on standard error is always `edgecc: ok ...` or `edgecc: error[id]: ...`.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import click
+
+import edgecc
+from edgecc.cli.output import Console
+from edgecc.errors import EdgeccError
+
+COMMANDS = {
+    "compile": "edgecc.cli.compile_command",
+    "run": "edgecc.cli.run_command",
+    "inspect": "edgecc.cli.inspect_command",
+    "verify": "edgecc.cli.verify_command",
+}
+"""Command name to the module that holds it as `command`."""
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is used, so that `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order users meet them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command, imported now."""
+        if name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(COMMANDS[name]).command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Summaries without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    ("compile", "Compile a target, alone or with its draft, to a bundle."),
+                    ("run", "Generate text with a bundle."),
+                    ("inspect", "Show what a checkpoint or a bundle holds."),
+                    ("verify", "Prove a bundle on this machine."),
+                ]
+            )
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(edgecc.__version__, message="edgecc %(version)s")
+def cli() -> None:
+    """Compile speculative-decoding pairs for edge devices, and run them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: Arguments without the program name; `sys.argv[1:]` when not given.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    console = Console.from_arguments(arguments)
+    warnings.simplefilter("ignore")  # findings are shown as diagnostics, not as Python warnings
+    try:
+        result = cli.main(args=arguments, prog_name="edgecc", standalone_mode=False)
+        return int(result) if isinstance(result, int) else 0
+    except EdgeccError as error:
+        return _reported(console, error)
+    except click.ClickException as error:
+        return _usage(console, error)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return console.failed("interrupted", "stopped by the user", 130)
+    except SystemExit as error:  # raised for SIGTERM while a bundle is being written
+        code = error.code if isinstance(error.code, int) else 143
+        return console.failed("terminated", "stopped by a signal", code) if code else 0
+    except Exception as error:
+        return _unforeseen(console, error)
+
+
+def _reported(console: Console, error: EdgeccError) -> int:
+    if console.debug:
+        traceback.print_exc()
+    for diagnostic in error.diagnostics:
+        console.diagnostic(diagnostic)
+    for note in getattr(error, "__notes__", ()):
+        console.info(f"  {note}")
+    return console.failed(error.id, error.diagnostics[0].message, error.exit_code)
+
+
+def _unforeseen(console: Console, error: Exception) -> int:
+    if isinstance(error, MemoryError):
+        return console.failed("resources/memory", "not enough memory", 6)
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, OSError):
+        return _os_error(console, error)
+    return _internal(console)
+
+
+def _usage(console: Console, error: click.ClickException) -> int:
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.UsageError) and context is not None:
+        console.info(context.get_usage())
+        console.info(f"Try '{context.command_path} --help' for help.")
+    return console.failed("usage", error.format_message(), 2)
+
+
+def _os_error(console: Console, error: OSError) -> int:
+    if console.debug:
+        traceback.print_exc()
+    name = errno.errorcode.get(error.errno or 0, "")
+    where = f" ({error.filename})" if error.filename else ""
+    return console.failed("resources/io", f"{error.strerror or error} {name}{where}".strip(), 6)
+
+
+def _internal(console: Console) -> int:
+    """An unforeseen exception: a bug of ours, told without a traceback but with a report."""
+    if console.debug:
+        traceback.print_exc()
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="edgecc-report-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as report:
+        report.write(f"edgecc {edgecc.__version__}, Python {sys.version}\n\n")
+        report.write(traceback.format_exc())
+    reason = repr(sys.exc_info()[1])
+    console.info(f"this is a bug in edgecc; please report it with {report.name}")
+    return console.failed("internal", reason, 1)

@@ -1,0 +1,92 @@
+"""Flags all commands share, and flags other tools have that are refused with an explanation."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from edgecc.cli.output import Console, use_color
+from edgecc.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KNOWN_ELSEWHERE = {
+    "--tensor-parallel-size": "vLLM",
+    "--tp": "SGLang",
+    "--pipeline-parallel-size": "vLLM",
+    "--gpu-memory-utilization": "vLLM",
+    "--enforce-eager": "vLLM",
+    "--kv-cache-dtype": "vLLM",
+    "--enable-lora": "vLLM",
+    "--speculative-algorithm": "SGLang",
+    "--speculative-eagle-topk": "SGLang",
+    "--speculative-num-draft-tokens": "SGLang",
+    "--eagle-top-k": "TensorRT Edge-LLM",
+}
+
+
+class Command(click.Command):
+    """A command that recognizes flags of neighbouring tools."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, naming the tool a foreign flag belongs to."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            tool = KNOWN_ELSEWHERE.get(error.option_name)
+            if tool is None:
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is known from {tool}, edgecc does not support it", ctx
+            ) from error
+
+
+def common(function: F) -> F:
+    """Add `-v`, `-q`, `--color`, `--progress`, `--debug`; the command gets a `console`."""
+
+    @click.option("-v", "--verbose", count=True, help="More detail; twice for decisions.")
+    @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
+    @click.option(
+        "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
+    )
+    @click.option(
+        "--progress",
+        type=click.Choice(["auto", "plain", "none"]),
+        default="auto",
+        show_default=True,
+        help="Bar on a terminal, one line per stage otherwise.",
+    )
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @functools.wraps(function)
+    def wrapped(
+        verbose: int, quiet: bool, color: str, progress: str, debug: bool, **rest: Any
+    ) -> Any:
+        verbosity = -1 if quiet else max(verbose, _log_level())
+        console = Console(verbosity, color=use_color(color), debug=debug, progress=progress)
+        return function(console=console, **rest)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def num_threads(value: int | None) -> int | None:
+    """The flag, else `EDGECC_NUM_THREADS`, else None.
+
+    Raises:
+        UsageError: The variable is no positive number.
+    """
+    text = os.environ.get("EDGECC_NUM_THREADS")
+    if value is not None or not text:
+        return value
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(
+            "usage/num-threads", f"EDGECC_NUM_THREADS is {text!r}, expected a positive number"
+        )
+    return int(text)
+
+
+def _log_level() -> int:
+    return {"info": 1, "debug": 2}.get(os.environ.get("EDGECC_LOG", "").lower(), 0)

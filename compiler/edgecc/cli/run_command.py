@@ -1,0 +1,124 @@
+"""`edgecc run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecc.cli.options import Command, common, num_threads
+from edgecc.cli.output import Console, print_json
+from edgecc.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgecc.backends.runtime import Chunk, Generator
+
+
+@click.command(cls=Command, name="run", short_help="Generate text with a bundle.")
+@click.argument("bundle")
+@click.option("--prompt", metavar="TEXT", help="Text to continue.")
+@click.option("--chat", metavar="TEXT", help="A request, put into the bundle's chat template.")
+@click.option("--system", metavar="TEXT", help="System message for --chat.")
+@click.option("--token-ids", metavar="ID,ID,...", help="The prompt as token ids.")
+@click.option("--max-new-tokens", type=int, default=128, show_default=True, metavar="N")
+@click.option("-k", "--num-speculative-tokens", type=int, metavar="N", help="Default: as compiled.")
+@click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
+@click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
+@click.option("--device", help="Device of the bundle to use.")
+@click.option("--num-threads", type=click.IntRange(min=1), metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@common
+def command(console: Console, bundle: str, **flags: Any) -> int:
+    """Generate text with BUNDLE, greedily; the text streams to standard output."""
+    import edgecc
+
+    prompt = _prompt(flags)
+    generator = edgecc.load(
+        bundle,
+        device=flags["device"],
+        num_threads=num_threads(flags["num_threads"]),
+        progress=console.progress(),
+    )
+    with generator:
+        chunks = generator.stream(
+            **prompt,
+            max_new_tokens=flags["max_new_tokens"],
+            num_speculative_tokens=flags["num_speculative_tokens"],
+            speculation=not flags["no_speculation"],
+            stop=list(flags["stop"]),
+            ignore_eos=flags["ignore_eos"],
+        )
+        last = _as_json(generator, chunks) if flags["as_json"] else _as_text(chunks)
+    if flags["stats"] and last is not None:
+        console.info(last.stats.render())
+    for warning in last.stats.warnings if last is not None else ():
+        console.info(f"warning[run/acceptance]: {warning}")
+    count = last.stats.new_tokens if last is not None else 0
+    reason = last.finish_reason if last is not None else "length"
+    return console.ok(f"{count} tokens, finished by {reason}")
+
+
+def _prompt(flags: dict[str, Any]) -> dict[str, Any]:
+    """The prompt argument of `Generator.stream`.
+
+    Raises:
+        UsageError: None or several were given, or ids are no numbers.
+    """
+    given = [n for n in ("prompt", "chat", "token_ids") if flags[n] is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "usage/prompt",
+            "give one of --prompt, --chat and --token-ids"
+            + (f", not {len(given)}" if given else ""),
+        )
+    if flags["system"] is not None and flags["chat"] is None:
+        raise UsageError("usage/prompt", "--system goes with --chat")
+    if flags["prompt"] is not None:
+        return {"prompt": flags["prompt"]}
+    if flags["chat"] is not None:
+        system = flags["system"]
+        head = [] if system is None else [{"role": "system", "content": system}]
+        return {"messages": [*head, {"role": "user", "content": flags["chat"]}]}
+    try:
+        ids = [int(i) for i in flags["token_ids"].split(",") if i.strip()]
+    except ValueError as error:
+        raise UsageError(
+            "usage/token-ids",
+            f"--token-ids {flags['token_ids']!r} is no list of numbers",
+            help="for example --token-ids 12,5,77",
+        ) from error
+    return {"token_ids": ids}
+
+
+def _as_text(chunks: Iterator[Chunk]) -> Chunk | None:
+    last = None
+    for last in chunks:
+        click.echo(last.text, nl=False)
+    click.echo()
+    return last
+
+
+def _as_json(generator: Generator, chunks: Iterator[Chunk]) -> Chunk | None:
+    tokens: list[int] = []
+    text: list[str] = []
+    last = None
+    for last in chunks:
+        tokens += last.token_ids
+        text.append(last.text)
+    stats = last.stats if last is not None else None
+    draft = generator.model.draft
+    print_json(
+        {
+            "token_ids": tokens,
+            "text": "".join(text),
+            "finish_reason": str(last.finish_reason) if last is not None else "length",
+            "accepted": stats.accepted_by_round if stats else [],
+            "proposed": stats.proposed_by_round if stats else [],
+            "compiled_speculative_tokens": draft.num_speculative_tokens if draft else 0,
+            "stats": stats.as_dict() if stats else {},
+        }
+    )
+    return last

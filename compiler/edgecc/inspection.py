@@ -1,0 +1,147 @@
+"""What a checkpoint or a bundle holds, from metadata alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from edgecc.backends.bundle import Bundle
+from edgecc.errors import EdgeccError, InputError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.config import read_text_config
+from edgecc.frontends.drafts import detect_draft, is_draft
+from edgecc.frontends.drafts.dspark_config import read_dspark_config
+from edgecc.frontends.lift import lift
+from edgecc.ir.core import Module
+from edgecc.ir.weights import Stored, Unbound
+
+
+def inspect_path(path: Path) -> dict[str, Any]:
+    """Facts about a bundle or a checkpoint, JSON-compatible, most important first.
+
+    Raises:
+        InputError: The path is neither, or damaged.
+    """
+    if not path.exists():
+        raise InputError(
+            "inspect/no-such-path",
+            f"{path} does not exist",
+            help="give the folder of a checkpoint or of a bundle",
+        )
+    if (path / "bundle.json").exists():
+        return _bundle(Bundle.open(path))
+    with Checkpoint.open(path, role="checkpoint") as checkpoint:
+        draft = is_draft(checkpoint)
+        facts = _draft_facts(checkpoint) if draft else _target_facts(checkpoint)
+        kind = "draft checkpoint" if draft else "target checkpoint"
+        return {"kind": kind, "path": str(path), **facts, **_tensor_facts(path, checkpoint, draft)}
+
+
+def _target_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = read_text_config(checkpoint)
+    sources = {
+        "config.json": checkpoint.config.get("eos_token_id"),
+        "generation_config.json": checkpoint.generation_config.get("eos_token_id"),
+    }
+    return {
+        "model": {
+            "architecture": ", ".join(config.architectures),
+            "model_type": config.model_type,
+            "layers": config.num_hidden_layers,
+            "hidden_size": config.hidden_size,
+            "heads": f"{config.num_attention_heads} query, {config.num_key_value_heads} key/value, "
+            f"{config.head_dim} wide",
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.vocab_size,
+            "max_positions": config.max_position_embeddings,
+            "rope": f"{config.rope.rope_type}, theta {config.rope.theta:g}, {config.rope.dim} dims",
+            "tied_embeddings": config.tie_word_embeddings,
+            "stop_tokens": sorted(config.eos_token_ids),
+            "stop_tokens_from": {k: v for k, v in sources.items() if v is not None},
+        }
+    }
+
+
+def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    method = detect_draft(checkpoint)
+    config = read_dspark_config(checkpoint)
+    return {
+        "draft": {
+            "method": method,
+            "layers": config.text.num_hidden_layers,
+            "hidden_size": config.text.hidden_size,
+            "block_size": config.block_size,
+            "reads_outputs_of_layers": list(config.target_layer_ids),
+            "numbered_by": config.numbering,
+            "mask_token_id": config.mask_token_id,
+            "markov_rank": config.markov_rank,
+            "confidence_head": config.has_confidence,
+            "vocab_size": config.text.vocab_size,
+            "target_layers": config.num_target_layers,
+        }
+    }
+
+
+def _tensor_facts(path: Path, checkpoint: Checkpoint, draft: bool) -> dict[str, Any]:
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    facts: dict[str, Any] = {"tensors": len(checkpoint.tensors), "tensor_bytes": total}
+    try:
+        module = lift(None, path) if draft else lift(path)
+    except EdgeccError as error:
+        facts["cannot_compile"] = [d.render().splitlines()[0] for d in error.diagnostics]
+        return facts
+    try:
+        facts["encodings"] = _encodings(module)
+        facts["borrows"] = [
+            w.source.role for w in module.weights.values() if isinstance(w.source, Unbound)
+        ]
+        facts["weights"] = {
+            name: {"encoding": str(w.encoding), "shape": list(w.shape), "bytes": w.nbytes}
+            for name, w in module.weights.items()
+            if isinstance(w.source, Stored)
+        }
+    finally:
+        for reader in module.weights.readers.values():
+            if isinstance(reader, Checkpoint):
+                reader.close()
+    return facts
+
+
+def _encodings(module: Module) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for weight in module.weights.values():
+        if isinstance(weight.source, Stored):
+            counts[str(weight.encoding)] += 1
+            sizes[str(weight.encoding)] += weight.nbytes
+    return {name: f"{counts[name]} weights, {sizes[name]} bytes" for name in sorted(counts)}
+
+
+def _bundle(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    files = manifest["files"]
+    provenance = manifest["provenance"]
+    return {
+        "kind": "bundle",
+        "path": str(bundle.path),
+        "producer": manifest["producer"],
+        "devices": {
+            name: f"{a['backend']}, {len(a.get('models', {}))} models"
+            for name, a in manifest["artifacts"].items()
+        },
+        "target": {"checkpoint": provenance["target"]["name"], **manifest["target"]},
+        "draft": "none"
+        if manifest["draft"] is None
+        else {"checkpoint": provenance["draft"]["name"], **manifest["draft"]},
+        "limits": manifest["limits"],
+        "shared": [
+            f"{s['role']}: {s['symbol']}, {s['bytes']} bytes, stored once for "
+            + " and ".join(s["users"])
+            for s in manifest["shared"]
+        ],
+        "pipeline": provenance["pipeline"],
+        "decisions": manifest["decisions"],
+        "files": {name: f"{f['bytes']} bytes" for name, f in files.items()},
+        "weights": manifest["weights"],
+    }
