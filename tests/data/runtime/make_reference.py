@@ -143,7 +143,8 @@ EXPRESSIONS = """\
 REASONING = """\
 {%- for message in messages %}
     {{- message.role ~ ': ' }}
-    {%- if message.reasoning_content is string %}{{ '<think>' ~ message.reasoning_content }}{% endif %}
+    {%- set reasoning = message.reasoning_content %}
+    {%- if reasoning is string %}{{ '<think>' ~ reasoning }}{% endif %}
     {{- '|' ~ message.thinking ~ '|' ~ message.reasoning ~ '|' ~ message.content ~ '\\n' }}
 {%- endfor %}
 """

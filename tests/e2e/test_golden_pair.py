@@ -1,0 +1,109 @@
+"""The shipped pair against values computed by transformers (see tests/data/pairs/README.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgecc.backends.runtime import Session, SpeculativeDecoder
+from edgecc.roles import Role
+
+PROMPTS = ("p0", "p1", "p2", "p3")
+TOLERANCE = 1e-4
+
+
+def relative(found, expected):
+    """Largest difference, relative to the largest reference value."""
+    assert found.shape == expected.shape
+    return np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
+
+
+def run_target(generator, ids, rows):
+    """Logits of some rows and the tapped states of a whole prompt, in one call."""
+    out = generator.engine.entry("target").run(
+        {
+            Role.TOKEN_IDS: ids[None].astype(np.int64),
+            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+            Role.LOGIT_ROWS: np.asarray(rows, dtype=np.int64),
+        },
+        [Role.LOGITS, Role.HIDDEN_TAP],
+    )
+    return {role: value.copy() for role, value in out.items()}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_target_logits_match(generator, goldens, prompt):
+    golden = goldens[prompt]
+    ids = golden["ids"]
+    out = run_target(generator, ids, [len(ids) - 1])
+    assert relative(out[Role.LOGITS][0], golden["target_logits_last"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_target_choice_at_every_position(generator, goldens, prompt):
+    golden = goldens[prompt]
+    ids = golden["ids"]
+    out = run_target(generator, ids, np.arange(len(ids)))
+    assert np.argmax(out[Role.LOGITS][0], axis=-1).tolist() == golden["target_top1"].tolist()
+
+
+def test_hidden_taps_match(generator, goldens):
+    golden = goldens["p0"]
+    out = run_target(generator, golden["ids"], [0])
+    assert relative(out[Role.HIDDEN_TAP][0], golden["draft_input_states"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", ["p0", "p1"])
+def test_draft_logits_match(full_generator, goldens, prompt):
+    golden = goldens[prompt]
+    ids = golden["ids"]
+    taps = run_target(full_generator, ids, [len(ids) - 1])[Role.HIDDEN_TAP]
+    out = full_generator.engine.entry("draft").run(
+        {
+            Role.FEATURES: taps,
+            Role.ANCHOR: golden["greedy"][:1].astype(np.int64),
+            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        },
+        [Role.BASE_LOGITS, Role.DRAFT_LOGITS, Role.CONFIDENCE, Role.PROPOSALS],
+    )
+    before, after = golden["block_logits_before_markov"], golden["block_logits_after_markov"]
+    assert relative(out[Role.BASE_LOGITS][0], before) <= TOLERANCE
+    assert relative(out[Role.DRAFT_LOGITS][0], after) <= TOLERANCE
+    assert relative(out[Role.CONFIDENCE][0], golden["block_confidence_logits"]) <= TOLERANCE
+    assert out[Role.PROPOSALS][0].tolist() == golden["block_tokens"].tolist()
+
+
+@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_tokens_match(generator, goldens, prompt, speculation):
+    golden = goldens[prompt]
+    result = generator.generate(
+        token_ids=golden["ids"], max_new_tokens=64, speculation=speculation
+    )
+    assert result.token_ids == golden["greedy"].tolist()
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_every_round_matches(generator, goldens, prompt):
+    golden = goldens[prompt]
+    model = generator.model
+    engine = generator.engine
+    session = Session(
+        engine.entry("target"), engine.entry("draft"), prefill_chunk=model.prefill_chunk
+    )
+    decoder = SpeculativeDecoder(session, model, model.draft, 7)
+    rounds = [
+        r
+        for r in decoder.rounds(golden["ids"].astype(np.int64), 64, model.eos_token_ids)
+        if not r.is_prompt
+    ]
+    assert [list(r.proposed) for r in rounds] == golden["proposals"].tolist()
+    assert [r.accepted for r in rounds] == golden["accepted"].tolist()
+
+
+def test_text_of_the_chat_prompt_ends_at_its_stop_token(generator, goldens):
+    golden = goldens["p3"]
+    result = generator.generate(token_ids=golden["ids"], max_new_tokens=64)
+    assert result.finish_reason == "stop"
+    assert result.token_ids[-1] in generator.model.eos_token_ids
+    assert "<|im_end|>" not in result.text

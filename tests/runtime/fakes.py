@@ -1,0 +1,276 @@
+"""Executables in NumPy that keep the contract of `Role` and check that the runtime keeps it too.
+
+The fake target folds each token into a number that depends on the whole prefix, stores it in its
+cache row as a key/value cache would, and chooses the next token by hashing it: a wrong length, a
+stale row or a wrong token changes everything that follows. Its features carry position, token and
+that number, so the fake draft can tell whether it gets the features of each committed position
+once, in order, and never those of a rejected row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgecc.backends.base import Array, Role
+from edgecc.backends.runtime import DraftInfo, ModelInfo, Session
+
+MODULUS = 1_000_003  # below 2**24: exact in float32
+
+Chooser = Callable[[int, int], int]
+"""`choose(state, position)`: the token that follows a prefix, which ends at `position`."""
+
+
+def fold(state: int, token: int) -> int:
+    """The state of a prefix with one more token."""
+    return (state * 7919 + token * 104_729 + 12_345) % MODULUS
+
+
+def by_hash(num_tokens: int) -> Chooser:
+    """A token that depends on all of the prefix."""
+    return lambda state, position: state * 48_271 // 7 % num_tokens
+
+
+def by_script(prompt_length: int, script: Sequence[int], then: int = 0) -> Chooser:
+    """The tokens of a script after a prompt, whatever they are; then always the same one."""
+
+    def choose(state: int, position: int) -> int:
+        place = position + 1 - prompt_length
+        return script[place] if 0 <= place < len(script) else then
+
+    return choose
+
+
+def continue_greedily(prompt: Sequence[int], count: int, choose: Chooser) -> list[int]:
+    """What greedy decoding must produce, without caches, chunks or drafts."""
+    state = 0
+    for token in prompt:
+        state = fold(state, token)
+    made: list[int] = []
+    for position in range(len(prompt) - 1, len(prompt) - 1 + count):
+        made.append(choose(state, position))
+        state = fold(state, made[-1])
+    return made
+
+
+@dataclass
+class Outputs:
+    """Arrays handed out. The contract lets the next call reuse them, so here it always does."""
+
+    arrays: list[Array] = field(default_factory=list)
+
+    def spoil(self) -> None:
+        for array in self.arrays:
+            array[...] = -1 if array.dtype.kind == "i" else np.nan
+        self.arrays.clear()
+
+    def hand_out(self, wanted: Sequence[Role], made: Mapping[Role, Array]) -> dict[Role, Array]:
+        results = {role: made[role].copy() for role in wanted}
+        self.arrays += results.values()
+        return results
+
+
+@dataclass
+class FakeTarget:
+    choose: Chooser
+    vocab_size: int
+    num_tokens: int
+    capacity: int
+    max_rows: int
+    outputs: Outputs
+    tokens: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
+
+    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+        assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS}
+        assert all(array.dtype == np.int64 for array in inputs.values())
+        (ids,) = inputs[Role.TOKEN_IDS].tolist()
+        (start,) = inputs[Role.CACHE_LENGTH].tolist()
+        rows = inputs[Role.LOGIT_ROWS].tolist()
+        assert 1 <= len(ids) <= self.max_rows
+        assert 0 <= start <= len(self.tokens), "rows that were never written are counted as valid"
+        assert start + len(ids) <= self.capacity
+        assert rows
+        assert all(0 <= row < len(ids) for row in rows)
+        assert all(0 <= token < self.vocab_size for token in ids), "a gather out of range"
+        self.outputs.spoil()
+        self.calls.append((start, len(ids), tuple(outputs)))
+        state = self.states[start - 1] if start else 0
+        for place, token in enumerate(ids, start):
+            state = fold(state, token)
+            self.tokens[place : place + 1] = [token]
+            self.states[place : place + 1] = [state]
+        made: dict[Role, Array] = {}
+        if Role.LOGITS in outputs:
+            made[Role.LOGITS] = np.stack([self._logits(start + row) for row in rows])[None]
+        if Role.HIDDEN_TAP in outputs:
+            span = range(start, start + len(ids))
+            tap = [(place, self.tokens[place], self.states[place]) for place in span]
+            made[Role.HIDDEN_TAP] = np.array([tap], dtype=np.float32)
+        return self.outputs.hand_out(outputs, made)
+
+    def _logits(self, place: int) -> Array:
+        """The chosen token first among equals, and padding rows that would win."""
+        state = self.states[place]
+        token = self.choose(state, place)
+        row = np.full(self.vocab_size, -2.0, dtype=np.float32)
+        row[token] = 3.0
+        if state % 3 == 0:
+            row[token : self.num_tokens] = 3.0
+        row[self.num_tokens :] = 9.0
+        return row
+
+
+@dataclass
+class FakeDraft:
+    """Proposes what the target will choose, up to an error that the plan puts into each block."""
+
+    choose: Chooser
+    plan: Sequence[int]  # right proposals in each block, repeated
+    proposals: int
+    num_tokens: int
+    capacity: int
+    max_position: int
+    max_features: int
+    outputs: Outputs
+    truth: Sequence[int] | None = None  # all tokens that will be committed, when known
+    junk: bool = False  # propose ids without a token after the error
+    recorded: Sequence[Sequence[int]] = ()  # proposals of each block, instead of a plan
+    tokens: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    blocks: int = 0
+    calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
+
+    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+        assert set(inputs) == {Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH}
+        features = inputs[Role.FEATURES]
+        assert features.dtype == np.float32
+        assert features.ndim == 3
+        assert features.flags.c_contiguous
+        assert inputs[Role.ANCHOR].dtype == inputs[Role.CACHE_LENGTH].dtype == np.int64
+        (anchor,) = inputs[Role.ANCHOR].tolist()
+        (length,) = inputs[Role.CACHE_LENGTH].tolist()
+        rows = features[0].tolist()
+        assert 1 <= len(rows) <= self.max_features
+        assert length in (0, len(self.tokens)), "features are missing or come twice"
+        assert length + len(rows) + self.proposals <= self.capacity, "no rows for the block"
+        self.outputs.spoil()
+        self.calls.append((length, len(rows), tuple(outputs)))
+        del self.tokens[length:], self.states[length:]
+        for position, token, state in rows:
+            before = self.states[-1] if self.states else 0
+            assert position == len(self.tokens), "a feature of another position"
+            assert state == fold(before, int(token)), "a feature that does not follow the last one"
+            self.tokens.append(int(token))
+            self.states.append(int(state))
+        if self.truth is not None:
+            known = [*self.tokens, anchor]
+            assert known == list(self.truth[: len(known)]), "not what was committed"
+        return self.outputs.hand_out(outputs, self._block(anchor) if outputs else {})
+
+    def _block(self, anchor: int) -> dict[Role, Array]:
+        start = len(self.tokens)
+        assert start + self.proposals <= self.max_position, "a slot past the draft's last position"
+        right = self.plan[self.blocks % len(self.plan)]
+        self.blocks += 1
+        if self.recorded:
+            return {Role.PROPOSALS: np.array([self.recorded[self.blocks - 1]], dtype=np.int64)}
+        state = fold(self.states[-1], anchor)
+        made: list[int] = []
+        for slot in range(self.proposals):
+            token = self.choose(state, start + slot)
+            if slot == right:
+                wrong = (token + 1) % self.num_tokens
+                token = (self.num_tokens, -1)[self.blocks % 2] if self.junk else wrong
+            elif slot > right and self.junk:
+                token = self.num_tokens
+            made.append(token)
+            state = fold(state, token)
+        return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
+
+
+class FakeEngine:
+    """A target, and perhaps a draft, as an engine."""
+
+    def __init__(self, target: FakeTarget, draft: FakeDraft | None) -> None:
+        self.target, self.draft = target, draft
+        self.closed = 0
+
+    def entry(self, name: str) -> FakeTarget | FakeDraft:
+        found = {"target": self.target, "draft": self.draft}[name]
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Pair:
+    """A fake pair with what the runtime needs around it."""
+
+    engine: FakeEngine
+    model: ModelInfo
+    session: Session
+
+    @property
+    def target(self) -> FakeTarget:
+        return self.engine.target
+
+    @property
+    def draft(self) -> FakeDraft:
+        assert self.engine.draft is not None
+        return self.engine.draft
+
+
+def make_pair(
+    *,
+    choose: Chooser | None = None,
+    vocab_size: int = 40,
+    num_tokens: int = 37,
+    capacity: int = 64,
+    max_model_len: int | None = None,
+    max_input_len: int | None = None,
+    prefill_chunk: int = 8,
+    eos_token_ids: Sequence[int] = (),
+    plan: Sequence[int] | None = (7,),
+    proposals: int = 7,
+    draft_positions: int = 10_000,
+    draft_capacity: int | None = None,
+    truth: Sequence[int] | None = None,
+    junk: bool = False,
+) -> Pair:
+    """A fake pair; `plan=None` leaves the draft out."""
+    choose = choose if choose is not None else by_hash(num_tokens)
+    outputs = Outputs()
+    target = FakeTarget(choose, vocab_size, num_tokens, capacity, prefill_chunk, outputs)
+    draft = info = None
+    if plan is not None:
+        info = DraftInfo(proposals, proposals, draft_positions)
+        draft = FakeDraft(
+            choose,
+            plan,
+            proposals,
+            num_tokens,
+            capacity + proposals if draft_capacity is None else draft_capacity,
+            draft_positions,
+            max(prefill_chunk, proposals + 1),
+            outputs,
+            truth,
+            junk,
+        )
+    length = capacity if max_model_len is None else max_model_len
+    model = ModelInfo(
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        eos_token_ids=frozenset(eos_token_ids),
+        max_model_len=length,
+        max_input_len=length if max_input_len is None else max_input_len,
+        prefill_chunk=prefill_chunk,
+        draft=info,
+    )
+    session = Session(target, draft, prefill_chunk=prefill_chunk)
+    return Pair(FakeEngine(target, draft), model, session)
