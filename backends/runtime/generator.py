@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -23,6 +25,7 @@ from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
     check_num_speculative_tokens,
+    check_prompt,
     check_stop,
     check_token_ids,
 )
@@ -164,7 +167,7 @@ class Generator:
         Raises:
             RequestError: An argument is out of range, or another request is running.
         """
-        chunks = self.stream(
+        stream = self.stream(
             prompt,
             token_ids=token_ids,
             messages=messages,
@@ -177,13 +180,14 @@ class Generator:
         pieces: list[str] = []
         tokens: list[int] = []
         stats, reason = Stats(), FinishReason.LENGTH
-        for chunk in chunks:
-            tokens += chunk.token_ids
-            stats, reason = chunk.stats, chunk.finish_reason or reason
-            if chunk.text:
-                pieces.append(chunk.text)
-                if on_text is not None:
-                    on_text(chunk.text)
+        with closing(stream) as chunks:
+            for chunk in chunks:
+                tokens += chunk.token_ids
+                stats, reason = chunk.stats, chunk.finish_reason or reason
+                if chunk.text:
+                    pieces.append(chunk.text)
+                    if on_text is not None:
+                        on_text(chunk.text)
         return Generation(tokens, "".join(pieces), reason, stats.prompt_tokens, stats)
 
     def stream(
@@ -197,7 +201,7 @@ class Generator:
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
-    ) -> Iterator[Chunk]:
+    ) -> abc.Generator[Chunk, None, None]:
         """Like `generate`, but hands out each round as it is done.
 
         The arguments are checked at once, the model runs as chunks are taken. Closing the iterator,
@@ -254,7 +258,7 @@ class Generator:
         if messages is not None:
             prompt = self._chat.render(messages)
         if prompt is not None:
-            token_ids = self.tokenizer.encode(prompt)
+            token_ids = self.tokenizer.encode(check_prompt(prompt))
         return check_token_ids(token_ids if token_ids is not None else (), self._model)
 
     def _decoder(self, request: Request) -> Decoder:
@@ -264,7 +268,7 @@ class Generator:
         wanted = request.num_speculative_tokens
         return SpeculativeDecoder(self._session, self._model, draft, wanted)
 
-    def _run(self, request: Request) -> Iterator[Chunk]:
+    def _run(self, request: Request) -> abc.Generator[Chunk, None, None]:
         if not self._busy.acquire(blocking=False):
             raise RequestError(
                 "request/busy",
@@ -276,7 +280,7 @@ class Generator:
         finally:
             self._busy.release()
 
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
+    def _chunks(self, request: Request) -> abc.Iterator[Chunk]:
         stats = Stats(prompt_tokens=len(request.token_ids))
         builder = TextBuilder(self._tokenizer, request.stop, request.stop_ids)
         rounds = self._decoder(request).rounds(

@@ -31,6 +31,21 @@ class Request:
     stop_ids: frozenset[int]
 
 
+def check_prompt(prompt: object) -> str:
+    """A prompt given as text.
+
+    Raises:
+        RequestError: It is no string.
+    """
+    if not isinstance(prompt, str):
+        raise RequestError(
+            "request/bad-prompt",
+            f"a prompt is a string, not a {type(prompt).__name__}",
+            help="pass token ids as token_ids, a chat as messages",
+        )
+    return prompt
+
+
 def check_token_ids(token_ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     """A prompt's ids as i64 `[T]`.
 
@@ -38,6 +53,8 @@ def check_token_ids(token_ids: Sequence[int] | IntArray, model: ModelInfo) -> In
         RequestError: The prompt is empty, has an id without a token or embedding row, or leaves no
             room for an answer.
     """
+    if not hasattr(token_ids, "__len__"):
+        raise _not_ids(token_ids)
     count = len(token_ids)
     if count == 0:
         raise RequestError(

@@ -37,7 +37,6 @@ class Stats:
     accepted_by_round: list[int] = field(default_factory=list)
     proposed_by_round: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    _outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, step: Round) -> None:
         """Count one round. `new_tokens` is left to the caller, which may cut the round further."""
@@ -50,7 +49,6 @@ class Stats:
         self.host_seconds += seconds.host
         self.accepted_by_round.append(step.accepted)
         self.proposed_by_round.append(len(step.proposed))
-        self._outcomes[len(step.proposed), step.accepted] += 1
 
     @property
     def rounds(self) -> int:
@@ -60,7 +58,7 @@ class Stats:
     @property
     def proposed(self) -> int:
         """Proposals verified."""
-        return sum(proposed * count for (proposed, _), count in self._outcomes.items())
+        return sum(self.proposed_by_round)
 
     @property
     def accepted(self) -> int:
@@ -77,7 +75,8 @@ class Stats:
         """Per slot, the share accepted among the rounds that reached it (all before accepted)."""
         reached: Counter[int] = Counter()
         accepted: Counter[int] = Counter()
-        for (slots, kept), count in self._outcomes.items():
+        outcomes = Counter(zip(self.proposed_by_round, self.accepted_by_round, strict=True))
+        for (slots, kept), count in outcomes.items():
             for slot in range(min(kept + 1, slots)):
                 reached[slot] += count
             for slot in range(kept):

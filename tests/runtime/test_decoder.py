@@ -255,7 +255,7 @@ def test_acceptance_follows_the_golden_rounds(prompt: str) -> None:
     )
     # The last round may run past the recorded text; what it accepted tells how the text goes on.
     done = 1 + sum(count + 1 for count in accepted[:-1])
-    script = greedy[:done] + (proposals[-1][: accepted[-1]] + [4095])
+    script = [*greedy[:done], *proposals[-1][: accepted[-1]], 4095]
     script[: len(greedy)] = greedy
     pair = make_pair(
         choose=by_script(len(ids), script),

@@ -126,6 +126,14 @@ def test_each_end_token_ends_the_text() -> None:
         assert found.token_ids[-1] == end
 
 
+def test_an_end_token_that_is_an_ordinary_token_is_not_part_of_the_text() -> None:
+    end = TOKENIZER.encode("\n\n")[0]
+    generator, _ = make(script=[*TOKENIZER.encode("x = 1"), end], eos_token_ids=[end])
+    for stop in ((), "zzz"):
+        found = generator.generate(token_ids=PROMPT, stop=stop)
+        assert (found.text, found.token_ids[-1]) == ("x = 1", end)
+
+
 # --- streams ------------------------------------------------------------------------------------
 
 
@@ -293,14 +301,11 @@ def test_an_error_in_the_callers_function_ends_the_request() -> None:
     def refuse(text: str) -> None:
         raise ValueError(text)
 
-    try:
+    with pytest.raises(ValueError, match=r"^one$") as caught:
         generator.generate(token_ids=PROMPT, on_text=refuse)
-    except ValueError as error:
-        assert str(error) == "one"
-        # Still inside the handler: the traceback keeps the failed call's frames alive.
-        assert generator.generate(token_ids=PROMPT).text == "one two three four five"
-    else:
-        pytest.fail("the error did not reach the caller")
+    # The traceback keeps the frames of the failed call alive.
+    assert caught.tb is not None
+    assert generator.generate(token_ids=PROMPT).text == "one two three four five"
 
 
 def test_a_failed_request_leaves_the_next_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

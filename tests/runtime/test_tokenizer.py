@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ def test_no_piece_of_proper_text_has_half_a_character(text: str, cuts: list[int]
     assert pieces[-1] == ""
 
 
+def test_added_tokens_read_as_they_are_written() -> None:
+    backend = tokenizers.Tokenizer.from_file(str(PAIR / "tokenizer.json"))
+    backend.add_tokens(["<a b>", "\u65e5\u672c", "<plain>"])
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode("x<a b>\u65e5\u672c<plain>")
+    assert ids[1:] == [4095, 4096, 4097]
+    assert "".join(pieces_of(tokenizer, ids, [], skip=True)) == "x<a b>\u65e5\u672c<plain>"
+
+
 def test_a_piece_comes_as_soon_as_its_characters_are_complete() -> None:
     stream = TOKENIZER.stream()
     ids = TOKENIZER.encode("\u65e5!")
@@ -108,6 +118,20 @@ def test_streams_of_other_decoders_join_to_the_whole_text(
 def test_other_decoders_hold_back_half_characters(text: str) -> None:
     pieces = pieces_of(WINDOWED, WINDOWED.encode(text), [], skip=True)
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+def test_other_decoders_look_back_at_a_few_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    decode = Tokenizer.decode
+
+    def counting(self: Tokenizer, token_ids: Sequence[int], **options: bool) -> str:
+        lengths.append(len(token_ids))
+        return decode(self, token_ids, **options)
+
+    monkeypatch.setattr(Tokenizer, "decode", counting)
+    pieces_of(WINDOWED, WINDOWED.encode("the a b" * 50), [], skip=True)
+    assert len(lengths) > 300
+    assert max(lengths) < 10
 
 
 def test_a_lone_surrogate_is_no_text() -> None:
