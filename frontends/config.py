@@ -78,22 +78,25 @@ class TextConfig:
 def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     """Read and check the text part of a checkpoint's config.
 
-    Keys of multimodal configs are taken from `text_config`; token ids and `tie_word_embeddings` may
-    be in either place. `head_dim` is the config's value, else what the stored key projection says,
-    else `hidden_size / num_attention_heads`; a config that contradicts the weights is an error.
+    Keys of multimodal configs are taken from `text_config`, those of speculators' drafts from
+    `transformer_layer_config`; token ids and `tie_word_embeddings` may be in either place.
+    `head_dim` is the config's value, else what the stored key projection says, else
+    `hidden_size / num_attention_heads`; a config that contradicts the weights is an error.
 
     Raises:
         InputError: A key is missing, has a wrong type, or contradicts another or the weights.
         UnsupportedError: The rotary embedding is of a type edgecc cannot compute.
     """
     top = Fields(checkpoint.config, f"{checkpoint.role}/config.json")
-    text = top.section("text_config") or top
+    text = top.section("text_config") or top.section("transformer_layer_config") or top
     heads = text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         text.fail("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     head_dim = _head_dim(checkpoint, text, kv_heads)
     layers = text.integer("num_hidden_layers")
+    if layers > len(checkpoint.tensors):
+        text.fail("num_hidden_layers", f"at most the {len(checkpoint.tensors)} tensors stored")
     model_type = text.string("model_type", default="")
     layer_types, windows = _attention_kinds(text, model_type, layers)
     bos, eos = (_token_ids(checkpoint, top, text, k) for k in ("bos_token_id", "eos_token_id"))

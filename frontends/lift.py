@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from edgecc.errors import InputError, UsageError
@@ -10,14 +9,15 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import detect_draft, dspark, is_draft
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.names import canonical_names
+from edgecc.frontends.inventory import bias_findings, check_layers, check_unread
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.options import DEFAULT_MODEL_LEN, LiftOptions
+from edgecc.frontends.options import DEFAULT_INPUT_LEN, DEFAULT_MODEL_LEN, LiftOptions
 from edgecc.frontends.quantization import read_quantization
 from edgecc.frontends.targets import get_target
+from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
 from edgecc.ir.types import SymbolRange
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def lift(
@@ -54,7 +54,12 @@ def lift(
         )
     name = "+".join(c.path.resolve().name for c in (target_ckpt, draft_ckpt) if c is not None)
     module = Module(name)
+    module.checkpoints.update(
+        {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
+    )
     target_config = read_text_config(target_ckpt) if target_ckpt is not None else None
+    if target_config is not None:
+        get_target(target_config)
     draft_config = None
     if draft_ckpt is not None:
         detect_draft(draft_ckpt)
@@ -63,13 +68,14 @@ def lift(
     assert base is not None
     length = _model_len(base, options)
     _symbols(module, options, draft_config)
-    num_tokens = _num_tokens(target_ckpt, base)
+    num_tokens = count_tokens(target_ckpt, base) if target_ckpt else base.vocab_size
     if target_ckpt is not None and target_config is not None:
         _lift_target(module, target_ckpt, target_config, draft_config, length, num_tokens)
     if draft_ckpt is not None and draft_config is not None:
         _lift_draft(module, draft_ckpt, draft_config, base, options, length, num_tokens)
     module.metadata["limits"] = {
         "max_model_len": length,
+        "max_input_len": _input_len(length, options),
         "prefill_chunk": options.prefill_chunk,
         "max_batch_size": 1,
     }
@@ -90,10 +96,11 @@ def _lift_target(
     taps = draft.target_layer_ids if draft is not None else ()
     if draft is not None:
         _check_taps(draft, config)
+    check_layers(checkpoint, checkpoint.tensors, config.num_hidden_layers)
     # One row more than the runtime may use: engines pad single-row calls.
     build(weights, config, taps, length + 1)
-    checkpoint.findings.extend(quantization.findings)
-    _report_unused(module, weights, config.num_hidden_layers)
+    _note(module, weights, check_unread(weights))
+    bias_findings(checkpoint, checkpoint.tensors, config)
     module.metadata["target"] = {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -123,15 +130,9 @@ def _lift_draft(
             where="draft/config.json: block_size",
             help=f"choose 1..{config.block_size}: beyond the block every proposal gets worse",
         )
-    if config.mask_token_id >= target.vocab_size:
-        raise InputError(
-            "draft/mask-token",
-            f"mask_token_id {config.mask_token_id} has no row in an embedding of "
-            f"{target.vocab_size} rows",
-            where="draft/config.json: mask_token_id",
-            help="use the target this draft was trained for",
-        )
-    names = dspark.canonical_names(list(checkpoint.tensors))
+    _check_vocabulary(config, target)
+    names = canonical_names(checkpoint.tensors)
+    check_layers(checkpoint, names, config.text.num_hidden_layers)
     quantization = read_quantization(checkpoint)
     weights = ModuleWeights(module, checkpoint, quantization, names)
     dspark.build(
@@ -142,8 +143,8 @@ def _lift_draft(
         steps=steps,
         capacity=length + config.block_size,
     )
-    checkpoint.findings.extend(quantization.findings)
-    _report_unused(module, weights, config.text.num_hidden_layers, dspark.IGNORABLE)
+    _note(module, weights, check_unread(weights, dspark.IGNORABLE))
+    bias_findings(checkpoint, names, config.text)
     module.metadata["draft"] = {
         "method": "dspark",
         "block_size": config.block_size,
@@ -157,6 +158,31 @@ def _lift_draft(
         f"draft reads the outputs of target layers {list(config.target_layer_ids)} (from 0; "
         f"read from {config.numbering})"
     )
+    if config.text.max_position_embeddings < length:
+        module.decisions.append(
+            f"the draft was made for {config.text.max_position_embeddings} positions: beyond, "
+            "decoding goes on without it"
+        )
+
+
+def _check_vocabulary(draft: DSparkConfig, target: TextConfig) -> None:
+    """Anchors are target ids and proposals are draft ids: both index tables of the other."""
+    if draft.text.vocab_size != target.vocab_size:
+        raise InputError(
+            "bind/vocab-mismatch",
+            f"the draft's vocabulary has {draft.text.vocab_size} rows, the target's "
+            f"{target.vocab_size}",
+            where=f"{draft.text.where}: vocab_size",
+            help="use the target this draft was trained for",
+        )
+    if draft.mask_token_id >= target.vocab_size:
+        raise InputError(
+            "draft/mask-token",
+            f"mask_token_id {draft.mask_token_id} has no row in an embedding of "
+            f"{target.vocab_size} rows",
+            where="draft/config.json: mask_token_id",
+            help="use the target this draft was trained for",
+        )
 
 
 def _check_taps(draft: DSparkConfig, target: TextConfig) -> None:
@@ -193,13 +219,27 @@ def _model_len(config: TextConfig, options: LiftOptions) -> int:
     return length
 
 
+def _input_len(length: int, options: LiftOptions) -> int:
+    wanted = options.max_input_len or min(DEFAULT_INPUT_LEN, length - 1)
+    if wanted >= length:
+        raise UsageError(
+            "usage/max-input-len",
+            f"--max-input-len {wanted} leaves no room for an answer in --max-model-len {length}",
+            help=f"choose at most {length - 1}",
+        )
+    return wanted
+
+
 def _symbols(module: Module, options: LiftOptions, draft: DSparkConfig | None) -> None:
     most = options.prefill_chunk
     block = draft.block_size if draft is not None else 0
-    if most <= block + 1:
+    if most < block + 1:
         raise UsageError(
             "usage/prefill-chunk",
-            f"prefill chunk {most} is smaller than a verification ({block + 1})",
+            f"a target call takes at most {most} rows (prefill_chunk), a verification of the "
+            f"draft's block has {block + 1}",
+            where="draft/config.json: block_size",
+            help=f"compile with a prefill_chunk of at least {block + 1}",
         )
     module.symbols["b"] = SymbolRange(1, 1)
     module.symbols["t"] = SymbolRange(1, most)
@@ -208,43 +248,10 @@ def _symbols(module: Module, options: LiftOptions, draft: DSparkConfig | None) -
         module.symbols["c"] = SymbolRange(1, most)
 
 
-def _num_tokens(checkpoint: Checkpoint | None, config: TextConfig) -> int:
-    """Ids the tokenizer knows: rows of the vocabulary beyond them are padding."""
-    tokenizer = checkpoint.json("tokenizer.json") if checkpoint is not None else None
-    if tokenizer is None:
-        return config.vocab_size
-    model = tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = [i for i in vocab.values() if isinstance(i, int)] if isinstance(vocab, dict) else []
-    added = tokenizer.get("added_tokens")
-    for token in added if isinstance(added, list) else ():
-        number = token.get("id") if isinstance(token, dict) else None
-        if isinstance(number, int):
-            ids.append(number)
-    if not ids:
-        return config.vocab_size
-    return min(max(ids) + 1, config.vocab_size)
-
-
-def _report_unused(
-    module: Module, weights: ModuleWeights, layers: int, ignorable: tuple[str, ...] = ()
-) -> None:
-    """Note tensors nothing reads; layers beyond the count are an error.
-
-    Raises:
-        InputError: Decoder layers the config does not count.
-    """
-    unused = weights.unused(("*rotary_emb.inv_freq", "mtp.*", *ignorable))
-    surplus = [n for n in unused if (m := _LAYER.search(n)) and int(m[1]) >= layers]
-    if surplus:
-        raise InputError(
-            "checkpoint/surplus-layers",
-            f"the config counts {layers} layers, but {surplus[0]} is stored",
-            where=weights.checkpoint.location(surplus[0]),
-            help="config and weights are of different models or revisions: fetch both again",
-        )
-    if unused:
-        shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
-        module.decisions.append(
-            f"{weights.checkpoint.role}: {len(unused)} tensors are not used: {shown}"
-        )
+def _note(module: Module, weights: ModuleWeights, unused: str | None) -> None:
+    """Keep what was found out about a checkpoint while its graph was built."""
+    weights.checkpoint.findings.extend(weights.quantization.findings)
+    role, summary = weights.checkpoint.role, weights.quantization.summary()
+    module.decisions.append(f"{role} weights as stored: {summary}")
+    if unused is not None:
+        module.decisions.append(unused)

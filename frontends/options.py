@@ -12,13 +12,16 @@ class LiftOptions:
     Attributes:
         max_model_len: Most tokens of one sequence, prompt and answer; None takes 8192 or what the
             model was trained for, whichever is less.
+        max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
     """
 
     max_model_len: int | None = None
+    max_input_len: int | None = None
     prefill_chunk: int = 128
     num_speculative_tokens: int | None = None
 
 
 DEFAULT_MODEL_LEN = 8192
+DEFAULT_INPUT_LEN = 4096

@@ -6,7 +6,9 @@ passes imports none of them.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,17 +31,40 @@ PASSES: Mapping[str, str] = {
 """Pass names to `module:Class`."""
 
 
+ENTRY_POINTS = "edgecc.passes"
+"""Entry-point group through which other packages add passes: name to `module:Class`."""
+
+
+@functools.cache
+def registered() -> Mapping[str, str]:
+    """All passes by name, those of other packages included; imports none of them.
+
+    Raises:
+        UsageError: Two packages claim one name; both are named.
+    """
+    found = dict(PASSES)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise UsageError(
+                "pass/name-clash",
+                f"pass {point.name!r} is defined by {found[point.name]} and by {point.value}",
+                help="uninstall one of the packages, or rename its entry point",
+            )
+    return found
+
+
 def get_pass(name: str) -> type[Pass[Any]]:
     """The class of a pass.
 
     Raises:
         UsageError: No such pass; the known ones are listed.
     """
-    if name not in PASSES:
-        raise UsageError("pass/unknown", f"unknown pass {name!r}", help=did_you_mean(name, PASSES))
-    module, _, attribute = PASSES[name].partition(":")
+    known = registered()
+    if name not in known:
+        raise UsageError("pass/unknown", f"unknown pass {name!r}", help=did_you_mean(name, known))
+    module, _, attribute = known[name].partition(":")
     found: type[Pass[Any]] = getattr(importlib.import_module(module), attribute)
     return found
 
 
-__all__ = ["PASSES", "Pass", "PassContext", "Remark", "get_pass"]
+__all__ = ["ENTRY_POINTS", "PASSES", "Pass", "PassContext", "Remark", "get_pass", "registered"]

@@ -9,11 +9,13 @@ environment.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from edgecc.devices import Device
+from edgecc.devices import Device, get_device
 from edgecc.ir.core import Module
 
 
@@ -21,6 +23,9 @@ from edgecc.ir.core import Module
 class NoOptions:
     """For passes without options."""
 
+
+PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.+*/-]+")
+"""Option values that need no quotes in a pipeline."""
 
 O_co = TypeVar("O_co", covariant=True)
 
@@ -50,6 +55,14 @@ class PassContext:
 
     device: Device | None = None
     remarks: list[Remark] = field(default_factory=list)
+
+    def device_for(self, option: str) -> Device | None:
+        """The device an option names, or the one being compiled for when it is empty.
+
+        Raises:
+            UnsupportedError: The option names no device.
+        """
+        return get_device(option) if option else self.device
 
 
 class Pass(ABC, Generic[O_co]):
@@ -82,9 +95,14 @@ class Pass(ABC, Generic[O_co]):
 
     def __str__(self) -> str:
         """Spelling in a pipeline: name, then the options that differ from their defaults."""
-        shown = []
-        for f in dataclasses.fields(self.options):  # type: ignore[arg-type]
-            value = getattr(self.options, f.name)
-            if value != f.default:
-                shown.append(f"{f.name.replace('_', '-')}={value}")
-        return f"{self.name}{{{' '.join(shown)}}}" if shown else self.name
+        shown = [
+            f"{f.name.replace('_', '-')}={_print_value(value)}"
+            for f in dataclasses.fields(self.options)  # type: ignore[arg-type]
+            if (value := getattr(self.options, f.name)) != f.default
+        ]
+        return f"{self.name}{{{','.join(shown)}}}" if shown else self.name
+
+
+def _print_value(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

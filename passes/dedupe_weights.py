@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Encoding, IntShape
-from edgecc.ir.weights import Stored
+from edgecc.ir.weights import Derived, Stored
 from edgecc.passes.base import Pass, PassContext
 
 
@@ -19,11 +19,12 @@ class DedupeWeightsOptions:
 
 
 class DedupeWeights(Pass[DedupeWeightsOptions]):
-    """Make stored weights with equal bytes aliases of the first of them.
+    """Make weights with equal bytes aliases of the first of them.
 
     What it does
         Groups stored weights by shape and encoding, compares content hashes within a group, and
-        turns later ones into aliases of the first.
+        turns later ones into aliases of the first. Then weights that one recipe derives from the
+        same weights become one as well.
 
     Why
         Some drafts ship a frozen copy of the target's head and embedding. Loading both wastes
@@ -61,7 +62,7 @@ class DedupeWeights(Pass[DedupeWeightsOptions]):
         for symbols in groups.values():
             if len({table[s].source.checkpoint for s in symbols}) > 1:  # type: ignore[union-attr]
                 changed |= self._merge(module, symbols, ctx)
-        return changed
+        return self._merge_derived(module, ctx) or changed
 
     def _merge(self, module: Module, symbols: list[str], ctx: PassContext) -> bool:
         table = module.weights
@@ -75,11 +76,29 @@ class DedupeWeights(Pass[DedupeWeightsOptions]):
             for symbol in candidates if len(candidates) > 1 else ():
                 original = kept.setdefault(table.digest(symbol), symbol)
                 if original != symbol:
-                    size = table[symbol].nbytes
-                    table.alias(symbol, original)
-                    module.decisions.append(
-                        f"{symbol} -> {original} (equal bytes, {size} bytes saved)"
-                    )
-                    self.remark(ctx, f"@{symbol}", f"equals @{original}", applied=True)
+                    self._alias(module, symbol, original, "equal bytes", ctx)
                     changed = True
         return changed
+
+    def _merge_derived(self, module: Module, ctx: PassContext) -> bool:
+        table = module.weights
+        made: dict[object, str] = {}
+        changed = False
+        for symbol, weight in list(table.items()):
+            source = weight.source
+            if not isinstance(source, Derived) or not source.inputs:
+                continue
+            key = (source.recipe, tuple(map(table.resolve, source.inputs)), source.params)
+            original = made.setdefault(key, symbol)
+            if original != symbol and weight.nbytes >= self.options.min_bytes:
+                self._alias(module, symbol, original, f"both {source.recipe}", ctx)
+                changed = True
+        return changed
+
+    def _alias(
+        self, module: Module, symbol: str, original: str, why: str, ctx: PassContext
+    ) -> None:
+        size = module.weights[symbol].nbytes
+        module.weights.alias(symbol, original)
+        module.decisions.append(f"{symbol} -> {original} ({why}, {size} bytes saved)")
+        self.remark(ctx, f"@{symbol}", f"equals @{original}", applied=True)

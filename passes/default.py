@@ -13,7 +13,7 @@ from edgecc.passes.drop_outputs import DropOutputs
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
-from edgecc.passes.legalize import Legalize
+from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
 from edgecc.passes.unroll_markov import UnrollMarkov
@@ -48,8 +48,8 @@ def default_pipeline(
         *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
         # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
-        LowerEncodings(LowerEncodingsOptions(linear_form)),
+        LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         OutlineShared(),
         Dce(),
-        Legalize(),
+        Legalize(LegalizeOptions(device.name)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Module
 from edgecc.passes.base import Pass, PassContext
 from edgecc.roles import Role
@@ -49,10 +50,22 @@ class DropOutputs(Pass[DropOutputsOptions]):
     options_type = DropOutputsOptions
 
     def run(self, module: Module, ctx: PassContext) -> bool:
-        """Filter the outputs of all graphs."""
+        """Filter the outputs of all graphs the runtime starts.
+
+        Raises:
+            UsageError: A role is unknown.
+        """
+        known = {r.value for r in Role}
+        for name in self.options.roles.split("+"):
+            if name not in known:
+                raise UsageError(
+                    "pass/bad-option",
+                    f"drop-outputs: unknown role {name!r}",
+                    help=did_you_mean(name, known),
+                )
         roles = {Role(r) for r in self.options.roles.split("+")} & set(OPTIONAL)
         changed = False
-        for graph in module.graphs.values():
+        for graph in module.entries():
             kept = [o for o in graph.outputs if o.role not in roles]
             changed |= len(kept) != len(graph.outputs)
             graph.outputs = kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.types import Dim, symbols_of
 from edgecc.passes.base import NoOptions, Pass, PassContext
 
 
@@ -41,7 +42,8 @@ class FuseCachedAttention(Pass[NoOptions]):
         Exact.
 
     Limits
-        The queries must belong to the last of the new rows.
+        The queries must belong to the last of the new rows, for all sizes of the symbols. Heads
+        must have a width that the device's op takes.
     """
 
     name = "fuse-cached-attention"
@@ -51,7 +53,7 @@ class FuseCachedAttention(Pass[NoOptions]):
         changed = False
         for graph in module.graphs.values():
             for node in [n for n in graph.nodes if n.op.name == "attention"]:
-                reason = self._fuse(module, graph, node)
+                reason = _too_narrow(node, ctx) or self._fuse(module, graph, node)
                 self.remark(ctx, f"@{graph.name}: {node!r}", reason or "fused", applied=not reason)
                 changed |= not reason
         return changed
@@ -63,6 +65,8 @@ class FuseCachedAttention(Pass[NoOptions]):
             return "the caches are not updated right before"
         if v_update.op.name != "cache_update" or k_update.operands[2] is not v_update.operands[2]:
             return "the caches are not updated from the same start"
+        if k_update is v_update:
+            return "keys and values are one cache"
         if k_cache.users() != [node] or v_cache.users() != [node]:
             return "an updated cache has other readers"
         start, k, v = k_update.operands[2], k_update.operands[1], v_update.operands[1]
@@ -70,6 +74,8 @@ class FuseCachedAttention(Pass[NoOptions]):
             return "the length is not the start advanced by the new rows"
         if advance.operands[1].type.shape[1] != k.type.shape[1]:
             return "the length does not count the new rows"
+        if not _at_least(module, k.type.shape[1], q.type.shape[1]):
+            return "there may be more queries than new rows"
         rotary = _rotary(q, k, start)
         weights: tuple[str, ...] = ()
         if rotary is not None:
@@ -90,6 +96,27 @@ class FuseCachedAttention(Pass[NoOptions]):
         for update, result in ((k_update, fused.results[1]), (v_update, fused.results[2])):
             rewriter.replace(update, (result,))
         return ""
+
+
+def _too_narrow(node: Node, ctx: PassContext) -> str:
+    """Why the device's fused op does not take heads of this width, if so."""
+    attrs, width = node.attrs, node.operands[0].type.shape[-1]
+    assert isinstance(attrs, AttentionAttributes)
+    if ctx.device is None or not isinstance(width, int):
+        return ""
+    multiple, head = ctx.device.head_multiple, width // attrs.heads
+    return f"heads are {head} wide, not a multiple of {multiple}" if head % multiple else ""
+
+
+def _at_least(module: Module, rows: Dim, wanted: Dim) -> bool:
+    """Whether `rows >= wanted` for all values the symbols can have."""
+    extra = rows - wanted
+    if isinstance(extra, int):
+        return extra >= 0
+    if not symbols_of([extra]) <= module.symbols.keys():
+        return False
+    ranges = [(module.symbols[s], c) for s, c in extra.terms]
+    return extra.constant + sum(c * (r.low if c > 0 else r.high) for r, c in ranges) >= 0
 
 
 def _rotary(q: Value, k: Value, start: Value) -> tuple[Value, Value, tuple[str, ...]] | None:

@@ -41,7 +41,8 @@ class FuseGateUp(Pass[NoOptions]):
         Exact: rows of the weight are only stacked.
 
     Limits
-        Needs one encoding and bit-equal per-weight scalars; says why when it does not apply.
+        Needs one encoding, bit-equal per-weight scalars, and weights nothing else reads; says why
+        when it does not apply.
     """
 
     name = "fuse-gate-up"
@@ -60,7 +61,7 @@ class FuseGateUp(Pass[NoOptions]):
         if len(linears) != 2 or linears[0] is linears[1]:
             return False
         where = f"@{graph.name}: {node!r}"
-        reason = why_not_fusable(module.weights, linears)
+        reason = why_not_fusable(module, linears)
         if reason:
             self.remark(ctx, where, reason, applied=False)
             return False

@@ -2,7 +2,8 @@
 
 Rows of a linear weight are independent, so stacking the weights and splitting the result is exact.
 It is only done where the encodings allow it exactly as well: one encoding, and per-weight scalars
-(the NVFP4 global scale) equal bit for bit.
+(the NVFP4 global scale) equal bit for bit. A weight that is read elsewhere too stays alone, because
+stacking would store it twice.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.shape import SplitAttributes
 from edgecc.ir.rewriter import Rewriter
-from edgecc.ir.weights import WeightTable
+from edgecc.ir.weights import Unbound
 
 
-def why_not_fusable(table: WeightTable, nodes: Sequence[Node]) -> str:
+def why_not_fusable(module: Module, nodes: Sequence[Node]) -> str:
     """Why these linear layers cannot become one exactly; empty when they can."""
+    table = module.weights
     if any(len(n.weights) != 1 for n in nodes):
         return "a layer has a bias"
     if len({n.operands[0] for n in nodes}) != 1:
@@ -25,6 +27,11 @@ def why_not_fusable(table: WeightTable, nodes: Sequence[Node]) -> str:
     if len(set(symbols)) != len(symbols):
         return "two layers share one weight"
     weights = [table[s] for s in symbols]
+    if any(isinstance(w.source, Unbound) for w in weights):
+        return "a weight is unbound"
+    shared = _read_elsewhere(module, nodes, set(symbols))
+    if shared:
+        return shared
     encodings = {w.encoding for w in weights}
     if len(encodings) != 1:
         return f"encodings differ: {', '.join(sorted(map(str, encodings)))}"
@@ -34,6 +41,19 @@ def why_not_fusable(table: WeightTable, nodes: Sequence[Node]) -> str:
         values = {table.read(s, 0, 1)[name].tobytes() for s in symbols}
         if len(values) != 1:
             return f"{name} differs between the layers"
+    return ""
+
+
+def _read_elsewhere(module: Module, nodes: Sequence[Node], symbols: set[str]) -> str:
+    """Which of the weights another node reads, directly or through a derived weight."""
+    for graph in module.graphs.values():
+        for node in graph.nodes:
+            if node in nodes:
+                continue
+            for weight in node.weights:
+                shared = symbols.intersection(module.weights.dependencies(weight))
+                if shared:
+                    return f"@{min(shared)} is also read in @{graph.name} by {node!r}"
     return ""
 
 
@@ -50,10 +70,8 @@ def fuse(module: Module, graph: Graph, nodes: Sequence[Node], pass_name: str) ->
     rewriter = Rewriter(module, graph, pass_name)
     table = module.weights
     anchor = min(nodes, key=graph.nodes.index)
-    symbols = [n.weights[0] for n in nodes]
-    fused = common_name(symbols)
-    if fused not in table:
-        table.derive(fused, "concat_rows", tuple(table.resolve(s) for s in symbols))
+    symbols = [table.resolve(n.weights[0]) for n in nodes]
+    fused = table.derive(common_name(symbols), "concat_rows", tuple(symbols))
     x: Value = nodes[0].operands[0]
     linear = rewriter.insert(anchor, "linear", (x,), weights=(fused,), origin=nodes[0].location)
     sizes = tuple(int(str(n.result.type.shape[-1])) for n in nodes)

@@ -44,7 +44,8 @@ class FuseQkv(Pass[NoOptions]):
         Exact: rows of the weight are only stacked, in the order q, k, v.
 
     Limits
-        Needs one encoding and bit-equal per-weight scalars; says why when it does not apply.
+        Needs one encoding, bit-equal per-weight scalars, and weights nothing else reads; says why
+        when it does not apply.
     """
 
     name = "fuse-qkv"
@@ -67,7 +68,7 @@ class FuseQkv(Pass[NoOptions]):
             if len(group) < 2:
                 continue
             where = f"@{graph.name}: {node!r}"
-            reason = why_not_fusable(module.weights, group)
+            reason = why_not_fusable(module, group)
             if reason:
                 self.remark(ctx, where, reason, applied=False)
                 continue

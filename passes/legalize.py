@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgecc.devices import Device
-from edgecc.errors import Diagnostic, InternalError, LegalizeError
+from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Int8Block
 from edgecc.ir.types import DType
-from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.base import Pass, PassContext
+
+
+@dataclass(frozen=True, slots=True)
+class LegalizeOptions:
+    """`device`: which device; the one being compiled for when empty."""
+
+    device: str = ""
+
 
 _DECOMPOSED_BY = {
     "markov_chain": "unroll-markov",
@@ -16,7 +26,7 @@ _DECOMPOSED_BY = {
 }
 
 
-class Legalize(Pass[NoOptions]):
+class Legalize(Pass[LegalizeOptions]):
     """Report every node and weight the device has no way to run.
 
     What it does
@@ -31,7 +41,7 @@ class Legalize(Pass[NoOptions]):
         `markov_chain` on `cpu` is reported with the pass that removes it, `unroll-markov`.
 
     Options
-        None.
+        `device`: which device.
 
     Requires and ensures
         Requires `heads-bound`.
@@ -40,10 +50,11 @@ class Legalize(Pass[NoOptions]):
         Exact.
 
     Limits
-        Needs a device in the context.
+        Needs a device: as an option, or the one being compiled for.
     """
 
     name = "legalize"
+    options_type = LegalizeOptions
     requires = ("heads-bound",)
 
     def run(self, module: Module, ctx: PassContext) -> bool:
@@ -52,13 +63,16 @@ class Legalize(Pass[NoOptions]):
         Raises:
             LegalizeError: Something cannot run on the device.
         """
-        if ctx.device is None:
-            raise InternalError("pass/no-device", "legalize needs a device")
+        device = ctx.device_for(self.options.device)
+        if device is None:
+            raise UsageError(
+                "pass/no-device", "legalize needs a device", help="write legalize{device=cpu}"
+            )
         findings = [
             finding
             for graph in module.graphs.values()
             for node in graph.nodes
-            for finding in _check(module, graph, node, ctx.device)
+            for finding in _check(module, graph, node, device)
         ]
         if findings:
             raise LegalizeError(*findings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgecc.devices import LinearForm
 from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import NVFP4, Dense
+from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext
@@ -17,9 +17,14 @@ _F32 = Dense(DType.F32)
 
 @dataclass(frozen=True, slots=True)
 class LowerEncodingsOptions:
-    """`form`: `dense` or `int8-split` for quantized linear layers; `auto` asks the device."""
+    """How to lower.
+
+    `form`: `dense` or `int8-split` for quantized linear layers; `auto` asks the device.
+    `device`: whose form that is; the one being compiled for when empty.
+    """
 
     form: str = "auto"
+    device: str = ""
 
 
 class LowerEncodings(Pass[LowerEncodingsOptions]):
@@ -28,8 +33,8 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
     What it does
         For devices without native NVFP4 or bf16 arithmetic, each linear weight, norm weight and
         bias becomes a derived weight: `dequantize` to dense f32, or `int8_codes` for NVFP4 linear
-        layers in the form `int8-split`. Embedding tables stay as stored: rows are widened after the
-        look-up.
+        layers in the form `int8-split`. Dense embedding tables stay as stored: rows are widened
+        after the look-up; packed ones are dequantized.
 
     Why
         The derived weight is a recipe, not data. Recipes of this kind are applied when a session is
@@ -47,7 +52,7 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         ```
 
     Options
-        `form`: how NVFP4 linear layers run.
+        `form`: how NVFP4 linear layers run. `device`: whose default form `auto` takes.
 
     Requires and ensures
         Requires `heads-bound`.
@@ -71,13 +76,14 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         changed = False
         for graph in module.graphs.values():
             for node in graph.nodes:
-                if node.weights and node.op.name != "embedding":
+                if node.weights:
                     changed |= self._lower(module, graph, node, form)
         return changed
 
     def _form(self, ctx: PassContext) -> LinearForm:
         if self.options.form == "auto":
-            return ctx.device.linear_form if ctx.device else LinearForm.DENSE
+            device = ctx.device_for(self.options.device)
+            return device.linear_form if device else LinearForm.DENSE
         try:
             return LinearForm(self.options.form)
         except ValueError:
@@ -91,11 +97,11 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         table = module.weights
         symbols = [table.resolve(s) for s in node.weights]
         lowered = []
-        for symbol in symbols:
+        for name, symbol in zip(node.weights, symbols, strict=True):
             encoding = table[symbol].encoding
-            if encoding == _F32:
-                lowered.append(symbol)
-            elif form is LinearForm.INT8_SPLIT and isinstance(encoding, NVFP4):
+            if _native(node, encoding):
+                lowered.append(name)
+            elif form is LinearForm.INT8_SPLIT and _is_linear(node) and isinstance(encoding, NVFP4):
                 lowered.append(table.derive(f"{symbol}.int8", "int8_codes", (symbol,)))
             else:
                 lowered.append(table.derive(f"{symbol}.f32", "dequantize", (symbol,)))
@@ -103,3 +109,14 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
             return False
         Rewriter(module, graph, self.name).replace_weights(node, lowered)
         return True
+
+
+def _is_linear(node: Node) -> bool:
+    return node.op.name == "linear"
+
+
+def _native(node: Node, encoding: Encoding) -> bool:
+    """Whether every device computes the op with this encoding."""
+    if node.op.name == "embedding":
+        return isinstance(encoding, Dense)
+    return encoding == _F32 or (_is_linear(node) and isinstance(encoding, Int8Block))

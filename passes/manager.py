@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecc.errors import EdgeccError, PassError
+from edgecc.errors import EdgeccError, PassError, VerifyError
 from edgecc.ir.core import Module
 from edgecc.ir.printer import print_module
-from edgecc.ir.verifier import check_property, verify
+from edgecc.ir.verifier import check_property, verify, verify_or_raise
 from edgecc.passes import get_pass
 from edgecc.passes.base import Pass, PassContext
+from edgecc.passes.instruments import Instrument
 
 Observer = Callable[[str, int, int], None]
 
@@ -40,6 +41,7 @@ class PassManager:
         dump_dir: Write `000-input.eir`, then `NNN-pass-name.eir` after each pass.
         measure_memory: Also record the peak memory of each pass (slows Python down).
         observer: Called before each pass with its name, its index and the number of passes.
+        instruments: Told about every pass; see `edgecc.passes.instruments`.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class PassManager:
         dump_dir: Path | None = None,
         measure_memory: bool = False,
         observer: Observer | None = None,
+        instruments: Sequence[Instrument] = (),
     ) -> None:
         self.passes = [get_pass(p)() if isinstance(p, str) else p for p in passes]
         self.verify_each = verify_each
         self.dump_dir = dump_dir
         self.measure_memory = measure_memory
         self.observer = observer
+        self.instruments = tuple(instruments)
         self.timings: list[PassTiming] = []
 
     def __str__(self) -> str:
@@ -65,16 +69,27 @@ class PassManager:
         """Run all passes in place and return the module.
 
         Raises:
-            EdgeccError: A pass refused the module (its own error, with the pass named), or a pass
-                left it broken (PassError).
+            EdgeccError: A pass refused the module (its own error, with the pass named), crashed or
+                left it broken (PassError), or it was broken before (VerifyError).
         """
         ctx = ctx or PassContext()
+        if self.verify_each:
+            verify_or_raise(module, "before the first pass")
         self._dump(module, 0, "input")
         for index, item in enumerate(self.passes):
             if self.observer:
                 self.observer(item.name, index, len(self.passes))
             self._require(module, item, item.requires, "requires")
-            changed, seconds, peak = self._timed(module, item, ctx)
+            for instrument in self.instruments:
+                instrument.before(item, index, module)
+            try:
+                changed, seconds, peak = self._timed(module, item, ctx)
+            except EdgeccError as error:
+                for instrument in self.instruments:
+                    instrument.failed(item, index, module, error)
+                raise
+            for instrument in self.instruments:
+                instrument.after(item, index, module, changed)
             nodes = sum(len(g.nodes) for g in module.graphs.values())
             self.timings.append(
                 PassTiming(item.name, seconds, peak, nodes, len(module.weights), changed)
@@ -96,6 +111,12 @@ class PassManager:
         except EdgeccError as error:
             error.add_note(f"in pass {item.name}")
             raise
+        except Exception as error:
+            raise PassError(
+                "pass/crash",
+                f"pass {item.name} failed: {type(error).__name__}: {error}",
+                help="this is a bug in edgecc: please report it",
+            ) from error
         finally:
             seconds = time.perf_counter() - start
             peak = tracemalloc.get_traced_memory()[1] if self.measure_memory else 0
@@ -109,7 +130,9 @@ class PassManager:
         for name in properties:
             findings = check_property(module, name)
             if findings:
-                raise PassError(*[f.with_note(f"pass {item.name} {verb} {name}") for f in findings])
+                # A missing requirement is a pipeline in the wrong order, a broken promise a bug.
+                error = VerifyError if verb == "requires" else PassError
+                raise error(*[f.with_note(f"pass {item.name} {verb} {name}") for f in findings])
 
     def _dump(self, module: Module, index: int, name: str) -> None:
         if self.dump_dir is not None:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from edgecc.ir.analysis import ancestors, descendants
+from dataclasses import dataclass
+
+from edgecc.ir.analysis import ancestors, descendants, live_nodes
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Module, Node, Output, Value
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.rewriter import clone_nodes
-from edgecc.ir.types import SymbolRange, TensorType, sym
+from edgecc.ir.types import DimExpr, DType, SymbolRange, TensorType, sym, symbols_of
 from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
 from edgecc.roles import Role
+
+Key = tuple[tuple[str, ...], int, DType]
+"""Resolved weights of a linear layer, rank and element type of its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Nodes that become a graph, the values they read and the values others want from them."""
+
+    name: str
+    nodes: list[Node]
+    taken: list[Value]
+    returned: list[Value]
+
+    def loose_symbols(self) -> frozenset[str]:
+        """Symbols of its types that no input fixes: a call could not tell their values."""
+        taken = [d for v in self.taken for d in v.type.shape if isinstance(d, DimExpr)]
+        fixed = {d.terms[0][0] for d in taken if len(d.terms) == 1 and d.terms[0][1] == 1}
+        values = (*self.taken, *self.returned)
+        return symbols_of(d for v in values for d in v.type.shape) - fixed
 
 
 class OutlineShared(Pass[NoOptions]):
@@ -19,8 +41,8 @@ class OutlineShared(Pass[NoOptions]):
     What it does
         For a weight that linear layers of two or more graphs read, the layer becomes graph
         `lm_head`. Each user graph is cut into what comes before (`NAME.body`), the call of the
-        shared graph, and what depends on its result (`NAME.tail`, left out when nothing does); the
-        user graph itself keeps its interface and only calls.
+        shared graph, and the rest (`NAME.tail`); parts without nodes are left out. The user graph
+        itself keeps its interface and only calls.
 
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head
@@ -52,7 +74,8 @@ class OutlineShared(Pass[NoOptions]):
         Exact.
 
     Limits
-        One shared layer per graph: the first in execution order is cut out.
+        One shared layer per graph, the one with the largest weight, where it is used first. Cuts
+        through values whose sizes do not tell those of their symbols are not made.
     """
 
     name = "outline-shared"
@@ -60,33 +83,55 @@ class OutlineShared(Pass[NoOptions]):
 
     def run(self, module: Module, ctx: PassContext) -> bool:
         """Outline every weight that two graphs multiply by."""
-        users: dict[tuple[str, ...], list[tuple[Graph, Node]]] = {}
-        for graph in module.graphs.values():
-            for node in graph.nodes:
-                if node.op.name == "linear":
-                    key = tuple(module.weights.resolve(w) for w in node.weights)
-                    users.setdefault(key, []).append((graph, node))
+        users = self._users(module)
         changed = False
-        for key, sites in users.items():
-            graphs = {g.name: (g, n) for g, n in reversed(sites)}
-            if len(graphs) < 2 or any(list(g.callees()) for g, _ in graphs.values()):
+        for key in sorted(users, key=lambda k: -module.weights[k[0][0]].nbytes):
+            where = f"@{key[0][0]}"
+            sites: dict[str, tuple[Graph, Node]] = {}
+            for graph, node in users[key]:
+                sites.setdefault(graph.name, (graph, node))
+            if len(sites) < 2:
                 continue
-            callee = self._shared_graph(module, sites[0][1], key)
-            for graph, node in reversed(graphs.values()):
-                self._cut(module, graph, node, callee)
-            self.remark(ctx, f"@{key[0]}", f"graph @{callee} for {sorted(graphs)}", applied=True)
+            if any(list(graph.callees()) for graph, _ in sites.values()):
+                self.remark(ctx, where, "a graph is cut at another layer", applied=False)
+                continue
+            cuts = [
+                (graph, node, self._plan(module, graph, node)) for graph, node in sites.values()
+            ]
+            loose = {s for *_, pieces in cuts for p in pieces if p for s in p.loose_symbols()}
+            if loose:
+                reason = f"no input of a part would fix {', '.join(sorted(loose))}"
+                self.remark(ctx, where, reason, applied=False)
+                continue
+            callee = self._shared_graph(module, users[key][0][1], key[0])
+            for graph, node, (body, tail) in cuts:
+                self._cut(module, graph, node, callee, body, tail)
+            self.remark(ctx, where, f"graph @{callee} for {sorted(sites)}", applied=True)
+            if len(users[key]) > len(sites):
+                self.remark(ctx, where, "a graph uses it more than once", applied=False)
             module.decisions.append(
-                f"{key[0]} runs as its own graph {callee}, called by {', '.join(sorted(graphs))}"
+                f"{key[0][0]} runs as its own graph {callee}, called by {', '.join(sorted(sites))}"
             )
             changed = True
         return changed
 
+    def _users(self, module: Module) -> dict[Key, list[tuple[Graph, Node]]]:
+        """The linear layers of all graphs that are not cut yet, by what would be shared."""
+        users: dict[Key, list[tuple[Graph, Node]]] = {}
+        for graph in module.entries():
+            live = live_nodes(graph)
+            for node in graph.nodes:
+                if node.op.name == "linear" and node in live and not list(graph.callees()):
+                    weights = tuple(module.weights.resolve(w) for w in node.weights)
+                    x = node.operands[0].type
+                    users.setdefault((weights, x.rank, x.dtype), []).append((graph, node))
+        return users
+
     def _shared_graph(self, module: Module, node: Node, weights: tuple[str, ...]) -> str:
         target = module.graphs.get(TARGET)
         head = head_of(target) if target else None
-        name = "lm_head" if head in node.weights else "shared"
-        while name in module.graphs:
-            name += "_"
+        is_head = head is not None and module.weights.resolve(head) == weights[0]
+        name = _unique("lm_head" if is_head else "shared", set(module.graphs))
         x = node.operands[0].type
         for axis in range(x.rank - 1):
             # Any caller's row counts: the widest range any symbol of the module has.
@@ -100,66 +145,69 @@ class OutlineShared(Pass[NoOptions]):
         builder.output(logits, "logits", Role.ACTIVATION)
         return name
 
-    def _cut(self, module: Module, graph: Graph, node: Node, callee: str) -> None:
+    def _plan(
+        self, module: Module, graph: Graph, node: Node
+    ) -> tuple[_Piece | None, _Piece | None]:
+        """What runs before the layer and what runs after it."""
         after = descendants(graph, [node])
         early = [o.value for o in graph.outputs if o.value.producer not in after]
         needed = ancestors(graph, [*node.operands, *early])
+        live = live_nodes(graph)
         before = [n for n in graph.nodes if n in needed]
         # What only the tail reads moves there, so that no weight ends up in both engines.
-        tail_nodes = [n for n in graph.nodes if n not in needed and n is not node]
-        made_before = {r for n in before for r in n.results}
+        rest = [n for n in graph.nodes if n in live and n not in needed and n is not node]
         wanted = [o.value for o in graph.outputs]
-        for consumer in (node, *tail_nodes):
-            wanted += consumer.operands
-        body_out = list(dict.fromkeys(v for v in wanted if v in made_before))
-        body = self._extract(module, f"{graph.name}.body", before, graph, body_out)
-        tail = None
-        if tail_nodes:
-            made_after = {r for n in tail_nodes for r in n.results}
-            outs = list(dict.fromkeys(o.value for o in graph.outputs if o.value in made_after))
-            tail = self._extract(module, f"{graph.name}.tail", tail_nodes, graph, outs)
-        self._call_all(module, graph, node, callee, body, tail)
+        body = self._piece(
+            _unique(f"{graph.name}.body", set(module.graphs)),
+            before,
+            [*wanted, *node.operands, *(o for n in rest for o in n.operands)],
+        )
+        tail = self._piece(_unique(f"{graph.name}.tail", set(module.graphs)), rest, wanted)
+        return body, tail
 
-    def _extract(
-        self, module: Module, name: str, nodes: list[Node], origin: Graph, outputs: list[Value]
-    ) -> tuple[Graph, list[Value], list[Value]]:
-        """A graph of copies of `nodes`: (graph, values of `origin` it takes, values it returns)."""
+    def _piece(self, name: str, nodes: list[Node], wanted: list[Value]) -> _Piece | None:
         made = {r for n in nodes for r in n.results}
         taken = list(dict.fromkeys(o for n in nodes for o in n.operands if o not in made))
+        returned = list(dict.fromkeys(v for v in wanted if v in made))
+        return _Piece(name, nodes, taken, returned) if nodes else None
+
+    def _extract(self, module: Module, piece: _Piece, origin: Graph) -> None:
+        """Add the graph of a piece to the module: copies of its nodes."""
         roles = {i.value: i.role for i in origin.inputs}
         aliases = {o.value: o for o in origin.outputs if o.alias is not None}
-        graph = module.graphs.setdefault(name, Graph(name))
+        graph = module.graphs.setdefault(piece.name, Graph(piece.name))
         mapping: dict[Value, Value] = {}
-        for index, value in enumerate(taken):
-            copy = Value(TensorType(value.type.dtype, value.type.shape), value.name, None, index)
+        names = {v.name for v in piece.taken if v in roles}
+        for index, value in enumerate(piece.taken):
+            name = value.name if value in roles else _unique(value.name, names)
+            names.add(name)
+            copy = Value(TensorType(value.type.dtype, value.type.shape), name, None, index)
             graph.inputs.append(Input(copy, roles.get(value, Role.ACTIVATION)))
             mapping[value] = copy
-        mapping = clone_nodes(module, nodes, graph, mapping)
-        for value in outputs:
+        mapping = clone_nodes(module, piece.nodes, graph, mapping)
+        buffers = {v.name for v in piece.taken if v in roles}
+        labels: set[str] = set()
+        for value in piece.returned:
             alias = aliases.get(value)
-            label = alias.name if alias else value.name
-            names = {o.name for o in graph.outputs}
-            while label in names:
-                label += "_"
-            graph.outputs.append(
-                Output(
-                    mapping[value],
-                    label,
-                    alias.role if alias else Role.ACTIVATION,
-                    alias.alias if alias else None,
-                )
-            )
-        return graph, taken, outputs
+            label = _unique(alias.name if alias else value.name, labels)
+            labels.add(label)
+            role = alias.role if alias else Role.ACTIVATION
+            buffer = alias.alias if alias and alias.alias in buffers else None
+            graph.outputs.append(Output(mapping[value], label, role, buffer))
 
-    def _call_all(
+    def _cut(
         self,
         module: Module,
         graph: Graph,
         node: Node,
         callee: str,
-        body: tuple[Graph, list[Value], list[Value]],
-        tail: tuple[Graph, list[Value], list[Value]] | None,
+        body: _Piece | None,
+        tail: _Piece | None,
     ) -> None:
+        """Replace the nodes of a graph by calls."""
+        for piece in (body, tail):
+            if piece is not None:
+                self._extract(module, piece, graph)
         operand, old_outputs = node.operands[0], graph.outputs
         for stale in reversed(graph.nodes):
             stale._set_operands(())
@@ -176,10 +224,17 @@ class OutlineShared(Pass[NoOptions]):
             )
             now.update(zip(returned, made.results, strict=True))
 
-        call(body[0].name, body[1], body[2])
+        if body is not None:
+            call(body.name, body.taken, body.returned)
         builder.location = node.location
         call(callee, [operand], [node.result])
         if tail is not None:
-            call(tail[0].name, tail[1], tail[2])
+            call(tail.name, tail.taken, tail.returned)
         for output in old_outputs:
             graph.outputs.append(Output(now[output.value], output.name, output.role, output.alias))
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

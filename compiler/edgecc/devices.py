@@ -43,6 +43,8 @@ class Device:
         ops: IR ops the backend lowers.
         linear_form: Default form of linear layers whose encoding is not native.
         fused_attention: Whether cache update, rotary embedding and attention run as one op.
+        head_multiple: The fused op takes heads whose width is a multiple of this; others
+            stay unfused.
         min_rows: Fewest rows per call that give the same bits as any larger number; a call with
             fewer is padded, so that plain and speculative decoding agree exactly.
         source: Where the knowledge comes from.
@@ -55,6 +57,7 @@ class Device:
     ops: frozenset[str]
     linear_form: LinearForm
     fused_attention: bool
+    head_multiple: int
     min_rows: int
     source: str
 
@@ -75,9 +78,10 @@ DEVICES: Mapping[str, Device] = {
             description="ONNX Runtime on CPU, fused attention with caches updated in place",
             backend="onnxruntime",
             dialect=Dialect.ORT_CONTRIB,
-            ops=_COMMON_OPS | {"cached_attention"},
+            ops=_COMMON_OPS | {"cached_attention", "cache_update", "attention"},
             linear_form=LinearForm.DENSE,
             fused_attention=True,
+            head_multiple=16,
             min_rows=2,
             source="measured with ONNX Runtime 1.32, see docs/adr/0003-cpu-lowering.md",
         ),
@@ -89,6 +93,7 @@ DEVICES: Mapping[str, Device] = {
             ops=_COMMON_OPS | {"cache_update", "attention"},
             linear_form=LinearForm.DENSE,
             fused_attention=False,
+            head_multiple=1,
             min_rows=2,
             source="ONNX operator specification, opset 24",
         ),

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from edgecc.backends.bundle import Bundle
-from edgecc.backends.bundle_writer import BundleWriter
+from edgecc.backends.bundle_writer import BundleWriter, check_destination
 from edgecc.backends.onnx import lower
+from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
 from edgecc.errors import Diagnostic, InputError, Severity, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
-from edgecc.golden import GOLDEN_FILE, check_engine, make_golden
+from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import NVFP4
 from edgecc.ir.weights import Stored, Unbound
@@ -26,51 +27,15 @@ from edgecc.passes.base import PassContext, Remark
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager, PassTiming
+from edgecc.paths import check_outputs, local_path
+from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
 
-LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
-VERIFY_CHOICES = ("none", "fast", "full")
-ENGINE_CHECK_BYTES = 1 << 30
-"""`verify="fast"` opens the engine only below this many packed bytes: opening takes the memory the
-runtime needs, which may be far more than compiling does."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """Everything that shapes a bundle besides the checkpoints.
-
-    Attributes:
-        device: Name of the compile target, see `edgecc.devices`.
-        max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
-        max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
-        num_speculative_tokens: Proposals per round; None takes the draft's block.
-        prefill_chunk: Most rows per call of the target.
-        lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
-            a head of its own; `copy` binds to a copy (to measure what sharing saves).
-        linear_form: How quantized linear layers run, see `lower-encodings`.
-        draft_outputs: Keep the draft's logits and confidences as outputs.
-        verify: `none`; `fast` stores golden rows of the reference and checks the engine against
-            them when the bundle is small; `full` checks always.
-    """
-
-    device: str = "cpu"
-    max_model_len: int | None = None
-    max_input_len: int | None = None
-    num_speculative_tokens: int | None = None
-    prefill_chunk: int = 128
-    lm_head: str = "auto"
-    linear_form: str = "auto"
-    draft_outputs: bool = False
-    verify: str = "fast"
-
-    def __post_init__(self) -> None:
-        _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
-        _choice("verify", self.verify, VERIFY_CHOICES)
-        for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError("usage/not-positive", f"{name} must be positive, got {value}")
+ENGINE_CHECK_BYTES = 64 << 20
+"""`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
+Opening takes up to twice that (expanded and packed for kernels), and it is the only part of a
+compile whose memory would grow with the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +85,27 @@ def lift(
     return lift_checkpoints(target, draft, options)
 
 
+def attach_checkpoints(
+    module: Module, *, near: Path | None = None, folders: Mapping[str, str] | None = None
+) -> None:
+    """Open the checkpoints a parsed module names, so that its stored weights can be read.
+
+    Args:
+        module: Module whose `checkpoints` are opened.
+        near: Folder of the IR file: relative paths that do not exist are tried from there as well.
+        folders: Folders by role that replace the module's own.
+
+    Raises:
+        InputError: A checkpoint is missing or damaged.
+    """
+    module.checkpoints.update(folders or {})
+    for role, text in module.checkpoints.items():
+        path = Path(text)
+        if near is not None and not path.is_absolute() and not path.exists():
+            path = near / path
+        module.weights.readers[role] = Checkpoint.open(path, role=role)
+
+
 def compile(
     target: str | Path,
     draft: str | Path | None = None,
@@ -140,8 +126,8 @@ def compile(
         out: Bundle directory; `./<target>-edgecc` when not given. Must be missing, empty or a
             bundle, which is replaced only when the new one is complete.
         force: Also replace a bundle that holds files of others.
-        dry_run: Stop after the passes; write nothing.
-        dump_ir: Folder for the IR after each pass.
+        dry_run: Stop after the passes; write no bundle.
+        dump_ir: Folder for the IR before the first pass and after each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
         **options: Fields of `CompileOptions`.
@@ -156,18 +142,26 @@ def compile(
         MismatchError: The engine's numbers differ from the reference; nothing is written.
         ResourceError: Disk or memory.
     """
-    chosen = _options(options)
+    chosen = compile_options(options)
     report = progress or (lambda stage, done, total: None)
-    target = Path(target)
-    out = Path(out) if out is not None else Path(f"{target.resolve().name}-edgecc")
+    source = local_path(target, "target")
+    draft = local_path(draft, "draft") if draft is not None else None
+    out = local_path(out if out is not None else f"{source.resolve().name}-edgecc", "output")
+    dump = local_path(dump_ir, "IR dump") if dump_ir is not None else None
+    check_outputs([p for p in (source, draft) if p is not None], out, dump)
+    if dry_run:
+        check_destination(out, force=force)
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
-        lowered = _lower_ir(target, draft, chosen, dump_ir, report)
-        if strict:
-            _refuse_warnings(_findings(lowered.module))
-        if writer is None:
-            return _report(lowered, None, _stored_bytes(lowered.module))
-        bundle, size = _write(writer, lowered, target, draft, chosen, report)
-    return _report(lowered, bundle, size)
+        lowered = _lower_ir(source, draft, chosen, dump, report)
+        try:
+            if strict:
+                _refuse_warnings(_findings(lowered.module))
+            if writer is None:
+                return _report(lowered, None, _stored_bytes(lowered.module))
+            bundle, size = _write(writer, lowered, source, draft, chosen, report)
+            return _report(lowered, bundle, size)
+        finally:
+            _close(lowered.module)
 
 
 def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
@@ -184,16 +178,17 @@ def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> Comp
 
 def _lower_ir(
     target: Path,
-    draft: str | Path | None,
+    draft: Path | None,
     options: CompileOptions,
-    dump_ir: str | Path | None,
+    dump_ir: Path | None,
     report: Progress,
 ) -> _Lowered:
     device = get_device(options.device)
+    _check_needs_draft(options, draft)
     report("lift", 0, 1)
     module = lift_checkpoints(target, draft, _lift_options(options))
-    _check_input_len(module, options)
-    _check_head_choice(module, options, draft)
+    _check_head_choice(module, options)
+    check_tokenizer(_checkpoints(module)["target"])
     report("lift", 1, 1)
     _scan_scales(module, report)
     passes = default_pipeline(
@@ -204,7 +199,7 @@ def _lower_ir(
     )
     manager = PassManager(
         passes,
-        dump_dir=Path(dump_ir) if dump_ir is not None else None,
+        dump_dir=dump_ir,
         observer=lambda name, i, n: report(f"pass {name}", i, n),
     )
     ctx = PassContext(device)
@@ -216,7 +211,7 @@ def _write(
     writer: BundleWriter,
     lowered: _Lowered,
     target: Path,
-    draft: str | Path | None,
+    draft: Path | None,
     options: CompileOptions,
     report: Progress,
 ) -> tuple[Bundle, int]:
@@ -225,13 +220,13 @@ def _write(
     relative = str(artifact.manifest["weight_file"])
     writer.add_file(relative, sha256=weights.sha256, nbytes=weights.bytes)
     checkpoints = _checkpoints(module)
-    _copy_tokenizer(writer, checkpoints["target"])
+    copy_tokenizer(writer, checkpoints["target"])
     if options.verify != "none":
         report("golden", 0, 1)
-        golden = make_golden(_reference_module(target, draft, options))
+        golden = _golden(target, draft, options, _limits(module))
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
-        if options.verify == "full" or weights.bytes < ENGINE_CHECK_BYTES:
+        if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
             check_engine(writer.directory, device, artifact.manifest, golden)
         else:
             module.decisions.append(
@@ -248,40 +243,39 @@ def _write(
     return writer.finish(manifest), weights.bytes
 
 
-def _reference_module(target: Path, draft: str | Path | None, options: CompileOptions) -> Module:
-    """The module as lifted, only bound: what the interpreter takes for the truth.
+def _engine_bytes(module: Module) -> int:
+    """Bytes of all weights in the encodings the engine computes with."""
+    table = module.weights
+    used = {table.resolve(s) for g in module.graphs.values() for s in g.used_weights()}
+    return sum(table[s].nbytes for s in used)
+
+
+def _golden(
+    target: Path, draft: Path | None, options: CompileOptions, limits: Mapping[str, Json]
+) -> bytes:
+    """Golden rows of the module as lifted, only bound: what the interpreter takes for the truth.
 
     Its caches are small: their capacity changes no value, and the interpreter copies them.
     """
-    module = lift_checkpoints(target, draft, replace(_lift_options(options), max_model_len=16))
-    BindSharedWeights().run(module, PassContext())
-    return module
+    length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
+    rows = min(PROMPT_ROWS, length, chunk)
+    module = lift_checkpoints(
+        target, draft, replace(_lift_options(options), max_model_len=max(rows, 2))
+    )
+    try:
+        BindSharedWeights().run(module, PassContext())
+        return make_golden(module, rows)
+    finally:
+        _close(module)
 
 
 def _lift_options(options: CompileOptions) -> LiftOptions:
     return LiftOptions(
         max_model_len=options.max_model_len,
+        max_input_len=options.max_input_len,
         prefill_chunk=options.prefill_chunk,
         num_speculative_tokens=options.num_speculative_tokens,
     )
-
-
-def _options(values: Mapping[str, Any]) -> CompileOptions:
-    try:
-        return CompileOptions(**values)
-    except TypeError as error:
-        raise UsageError(
-            "usage/unknown-option",
-            str(error).replace("CompileOptions.__init__()", "compile()"),
-            help=f"valid: {', '.join(CompileOptions.__dataclass_fields__)}",
-        ) from None
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(
-            "usage/bad-choice", f"{name} is {value!r}", help=f"choose one of {', '.join(choices)}"
-        )
 
 
 def _limits(module: Module) -> dict[str, Json]:
@@ -290,28 +284,25 @@ def _limits(module: Module) -> dict[str, Json]:
     return limits
 
 
-def _check_input_len(module: Module, options: CompileOptions) -> None:
-    limits = _limits(module)
-    length = limits["max_model_len"]
-    assert isinstance(length, int)
-    wanted = options.max_input_len or min(4096, length - 1)
-    if wanted >= length:
+def _check_needs_draft(options: CompileOptions, draft: Path | None) -> None:
+    if draft is not None:
+        return
+    if options.lm_head != "auto":
+        raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
+    if options.num_speculative_tokens is not None:
         raise UsageError(
-            "usage/max-input-len",
-            f"--max-input-len {wanted} leaves no room for an answer in --max-model-len {length}",
-            help=f"choose at most {length - 1}",
+            "usage/speculative-tokens",
+            f"{options.num_speculative_tokens} speculative tokens need a draft",
+            help="give its folder: --draft DIR",
         )
-    limits["max_input_len"] = wanted
 
 
-def _check_head_choice(module: Module, options: CompileOptions, draft: object) -> None:
+def _check_head_choice(module: Module, options: CompileOptions) -> None:
     borrowed = [
         s
         for s, w in module.weights.items()
         if isinstance(w.source, Unbound) and w.source.role == "lm_head"
     ]
-    if draft is None and options.lm_head != "auto":
-        raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
     if options.lm_head == "own" and borrowed:
         raise InputError(
             "bind/no-own-head",
@@ -319,7 +310,7 @@ def _check_head_choice(module: Module, options: CompileOptions, draft: object) -
             where=f"weight @{borrowed[0]}",
             help="use --lm-head auto, which binds the target's",
         )
-    if options.lm_head in ("share", "copy") and draft is not None and not borrowed:
+    if options.lm_head in ("share", "copy") and not borrowed:
         raise InputError(
             "bind/has-own-head",
             f"--lm-head {options.lm_head}: the draft ships its own lm_head, which stays",
@@ -350,6 +341,11 @@ def _checkpoints(module: Module) -> dict[str, Checkpoint]:
     }
 
 
+def _close(module: Module) -> None:
+    for checkpoint in _checkpoints(module).values():
+        checkpoint.close()
+
+
 def _findings(module: Module) -> list[Diagnostic]:
     return [
         finding for checkpoint in _checkpoints(module).values() for finding in checkpoint.findings
@@ -360,15 +356,6 @@ def _refuse_warnings(findings: list[Diagnostic]) -> None:
     warnings = [f for f in findings if f.severity is Severity.WARNING]
     if warnings:
         raise InputError(*[replace(w, severity=Severity.ERROR) for w in warnings])
-
-
-def _copy_tokenizer(writer: BundleWriter, checkpoint: Checkpoint) -> None:
-    files = {p.name: p for p in checkpoint.tokenizer_files()}
-    generation = checkpoint.file("generation_config.json")
-    if generation is not None:
-        files[generation.name] = generation
-    for name, path in sorted(files.items()):
-        writer.copy_file(path, f"tokenizer/{name}")
 
 
 def _stored_bytes(module: Module) -> int:

@@ -28,23 +28,23 @@ PROMPT_ROWS = 5
 """Long enough for every kernel's many-row path, short enough for models that take seconds a row."""
 
 
-def make_golden(module: Module) -> bytes:
+def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     """Inputs and reference outputs of one prompt call and one draft call, as safetensors bytes.
 
-    The prompt is a fixed spread of token ids. Tensors: `token_ids` i64 `[T]`, `logits` f32
-    `[1, V]` of the last row, and for a pair `hidden_tap` f32 `[T, n*H]`, `anchor` i64 `[1]` and
-    `proposals` i64 `[N]`.
+    The prompt is a fixed spread of `rows` token ids, T below. Tensors: `token_ids` i64 `[T]`,
+    `logits` f32 `[1, V]` of the last row, and for a pair `hidden_tap` f32 `[T, n*H]`, `anchor` i64
+    `[1]` and `proposals` i64 `[N]`.
     """
     target = _section(module, "target")
     count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
-    ids = (np.arange(1, PROMPT_ROWS + 1, dtype=np.int64) * 7919) % min(count, padding)
+    ids = (np.arange(1, rows + 1, dtype=np.int64) * 7919) % min(count, padding)
     interpreter = Interpreter(module)
     out = interpreter.run(
         "target",
         {
             "token_ids": ids[None],
             "cache_length": np.zeros(1, dtype=np.int64),
-            "logit_rows": np.array([PROMPT_ROWS - 1]),
+            "logit_rows": np.array([rows - 1]),
             **_caches(module, "target"),
         },
     )

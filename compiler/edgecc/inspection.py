@@ -12,6 +12,7 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import read_text_config
 from edgecc.frontends.drafts import detect_draft, is_draft
 from edgecc.frontends.drafts.dspark_config import read_dspark_config
+from edgecc.frontends.drafts.names import canonical_names
 from edgecc.frontends.lift import lift
 from edgecc.ir.core import Module
 from edgecc.ir.weights import Stored, Unbound
@@ -66,6 +67,7 @@ def _target_facts(checkpoint: Checkpoint) -> dict[str, Any]:
 def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     method = detect_draft(checkpoint)
     config = read_dspark_config(checkpoint)
+    names = canonical_names(checkpoint.tensors)
     return {
         "draft": {
             "method": method,
@@ -76,7 +78,7 @@ def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "numbered_by": config.numbering,
             "mask_token_id": config.mask_token_id,
             "markov_rank": config.markov_rank,
-            "confidence_head": config.has_confidence,
+            "confidence_head": "confidence_head.proj.weight" in names,
             "vocab_size": config.text.vocab_size,
             "target_layers": config.num_target_layers,
         }

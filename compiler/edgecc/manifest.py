@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import networkx as nx
@@ -13,6 +13,7 @@ from edgecc.devices import Device
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.ir.analysis import call_graph
 from edgecc.ir.core import Json, Module
+from edgecc.ir.weights import Derived, WeightTable
 from edgecc.passes.bind_shared_weights import embedding_of, head_of
 
 
@@ -69,9 +70,9 @@ def _weights(module: Module, backend: Mapping[str, Any]) -> dict[str, dict[str, 
     for entry in module.entries():
         for name in {entry.name, *nx.descendants(calls, entry.name)}:
             for symbol in module.graphs[name].used_weights():
-                for base in table.dependencies(table.resolve(symbol)):
-                    users.setdefault(base, set()).add(entry.name)
-    roles = _roles(module)
+                for stored in _stored(table, symbol, backend["tensors"]):
+                    users.setdefault(stored, set()).add(entry.name)
+    roles = _roles(module, backend["tensors"])
     return {
         symbol: {
             "encoding": str(weight.encoding),
@@ -87,7 +88,22 @@ def _weights(module: Module, backend: Mapping[str, Any]) -> dict[str, dict[str, 
     }
 
 
-def _roles(module: Module) -> dict[str, str]:
+def _stored(table: WeightTable, symbol: str, tensors: Collection[str]) -> Iterator[str]:
+    """The weights of the file a symbol is read from: itself, or what it is made of when loaded.
+
+    A copy, or rows put together at compile time, has bytes of its own in the file and does not use
+    those it was made from.
+    """
+    symbol = table.resolve(symbol)
+    source = table[symbol].source
+    if symbol in tensors:
+        yield symbol
+    elif isinstance(source, Derived):
+        for name in source.inputs:
+            yield from _stored(table, name, tensors)
+
+
+def _roles(module: Module, tensors: Collection[str]) -> dict[str, str]:
     """Stored weights that are the head or the embedding, wherever passes have moved their users."""
     table = module.weights
     roles: dict[str, str] = {}
@@ -95,8 +111,8 @@ def _roles(module: Module) -> dict[str, str]:
         heads = list(graph.used_weights()) if graph.name == "lm_head" else [head_of(graph)]
         named = [(s, "lm_head") for s in heads] + [(embedding_of(graph), "embed_tokens")]
         for symbol, role in named:
-            for base in table.dependencies(table.resolve(symbol)) if symbol else ():
-                roles[base] = role
+            for stored in _stored(table, symbol, tensors) if symbol else ():
+                roles[stored] = role
     return roles
 
 

@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 E2M1_VALUES: NDArray[np.float32] = np.array(
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0],
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0],
     dtype=np.float32,
 )
-"""Value of each of the 16 E2M1 codes: one sign, two exponent and one mantissa bit, bias 1."""
+"""Value of each of the 16 E2M1 codes: one sign, two exponent and one mantissa bit, bias 1.
+
+Code 8, minus zero, reads as +0 like in ModelOpt, so that 8-bit integer codes can carry it as well.
+"""
 
 _BYTES = np.arange(256)
 _PAIRS = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], axis=1)

@@ -6,10 +6,20 @@ networks; the config only has to agree.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.drafts.dspark_config import declared_rank
+from edgecc.frontends.drafts.names import canonical_name
 
 SUPPORTED = ("dspark",)
+
+_ABOUT = {
+    "deepseek-v4": "stages of another network, bundled with their own target",
+    "plain": "this is a complete language model",
+    "mtp": "a layer that belongs to its target's checkpoint",
+}
 
 
 def detect_draft(checkpoint: Checkpoint) -> str:
@@ -17,24 +27,37 @@ def detect_draft(checkpoint: Checkpoint) -> str:
 
     Raises:
         UnsupportedError: A draft of a known kind that edgecc does not build.
-        InputError: Not a draft.
+        InputError: Not a draft, or an incomplete one.
     """
     found = _kind(checkpoint)
     if found in SUPPORTED:
         return found
     where = f"{checkpoint.role}/config.json"
-    if found:
-        raise UnsupportedError(
-            "draft/kind",
-            f"{found} drafts are not supported",
+    if not found:
+        raise InputError(
+            "draft/unknown",
+            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
+            "tensors",
             where=where,
-            help=f"supported: {', '.join(SUPPORTED)}",
+            help=f"supported drafts: {', '.join(SUPPORTED)}",
         )
-    raise InputError(
-        "draft/unknown",
-        "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer tensors",
+    rank = declared_rank(checkpoint) if found == "dflash" else None
+    if rank:
+        raise InputError(
+            "draft/markov-missing",
+            f"markov_rank is {rank}, but no markov_head tensors are stored",
+            where=f"{where}: markov_rank",
+            help="the checkpoint is incomplete: fetch its weights again",
+        )
+    notes = [_ABOUT[found]] if found in _ABOUT else []
+    if rank == 0:
+        notes.append("markov_rank is 0: whatever its name, this is a DFlash draft")
+    raise UnsupportedError(
+        "draft/kind",
+        f"{found} drafts are not supported",
         where=where,
-        help=f"supported drafts: {', '.join(SUPPORTED)}",
+        notes=notes,
+        help=f"supported: {', '.join(SUPPORTED)}",
     )
 
 
@@ -44,13 +67,24 @@ def is_draft(checkpoint: Checkpoint) -> bool:
 
 
 def _kind(checkpoint: Checkpoint) -> str:
-    names = {n.removeprefix("model.").removeprefix("logit_head.") for n in checkpoint.tensors}
+    stored = checkpoint.tensors.keys()
+    names = {canonical_name(name) for name in stored}
     if any(n.startswith("mtp.") and ".hc_" in n for n in names):
         return "deepseek-v4"
-    if "markov_head.markov_w1.weight" in names:
+    if any(n.startswith("markov_head.") for n in names):
         return "dspark"
-    if any(n.startswith("midlayer.") for n in names) or "d2t" in names:
+    eagle = "d2t" in names or "layers.0.hidden_norm.weight" in names
+    if eagle or any(n.startswith("midlayer.") for n in stored):
         return "eagle3"
-    if names & {"fc.weight", "context_proj.weight", "encoder.fc.weight"}:
-        return "dflash"
-    return "plain" if "embed_tokens.weight" in names else ""
+    if "fc.weight" in names:
+        return _block_kind(names)
+    if "embed_tokens.weight" in names:
+        return "plain"
+    return "mtp" if any(n.startswith(("mtp.", "mtp_layers.")) for n in names) else ""
+
+
+def _block_kind(names: Collection[str]) -> str:
+    """Block drafts without a Markov head, by what they have in its place."""
+    if any(n.startswith("candidate_selector.") for n in names):
+        return "dflash2"
+    return "domino" if any("gru" in n for n in names) else "dflash"

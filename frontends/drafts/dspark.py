@@ -10,7 +10,9 @@ the logits of each slot, left to right.
 
 from __future__ import annotations
 
-from edgecc.errors import InputError, UnsupportedError
+import numpy as np
+
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.decoder_layer import DecoderBuilder
 from edgecc.frontends.drafts.dspark_config import DSparkConfig
 from edgecc.frontends.module_weights import ModuleWeights
@@ -22,40 +24,17 @@ from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes
 from edgecc.ir.types import DType, sym
 from edgecc.roles import Role
 
-IGNORABLE = ("*rotary_emb*",)
+IGNORABLE = ("verifier_lm_head.*", "verifier_norm.*", "target_model.*")
+"""Globs of tensors some exports carry along from the target."""
 
-_RENAMES = (
-    ("model.", ""),
-    ("logit_head.", ""),
-    ("encoder.fc.", "fc."),
-    ("encoder.output_norm_enc.", "hidden_norm."),
-    ("context_proj.", "fc."),
-    ("context_norm.", "hidden_norm."),
-    ("final_norm.", "norm."),
-    ("midlayer.", "layers.0."),
+_VARIANTS = (
+    ("markov_head.gate_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
+    ("markov_head.joint_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
+    ("mask_embedding", "draft/mask-embedding", "an own mask embedding is not supported"),
+    (".attention_sink_bias", "draft/attention", "attention sinks are not supported"),
+    (".qkv_proj.weight", "draft/fused-qkv", "fused q, k and v projections are not supported"),
 )
-
-
-def canonical_names(stored: list[str]) -> dict[str, str]:
-    """Canonical tensor names to stored ones, for the spellings of all known writers.
-
-    Raises:
-        InputError: Two stored tensors mean the same.
-    """
-    names: dict[str, str] = {}
-    for name in stored:
-        canonical = name
-        for prefix, replacement in _RENAMES:
-            if canonical.startswith(prefix):
-                canonical = replacement + canonical.removeprefix(prefix)
-        if canonical in names:
-            raise InputError(
-                "draft/duplicate-tensor",
-                f"{names[canonical]} and {name} are both {canonical}",
-                help="remove one of them",
-            )
-        names[canonical] = name
-    return names
+"""Ends of tensor names that mean another network, the error's id and what is said about it."""
 
 
 def build(
@@ -193,8 +172,9 @@ class _DraftBuilder(DecoderBuilder):
             z = b.op("slice", z, attrs=SliceAttributes(1, 0, self.steps), name="z")
         b.at("draft: lm_head")
         base = b.op("linear", z, weights=(head,), name="base_logits")
+        rank = _markov_rank(self.weights, config)
         pair = [
-            self.weights.matrix(f"markov_head.{w}", text.vocab_size, config.markov_rank)
+            self.weights.matrix(f"markov_head.{w}", text.vocab_size, rank)
             for w in ("markov_w1", "markov_w2")
         ]
         b.at("draft: markov_head")
@@ -209,13 +189,18 @@ class _DraftBuilder(DecoderBuilder):
         b.output(proposals, "proposals", Role.PROPOSALS)
         b.output(base, "base_logits", Role.BASE_LOGITS)
         b.output(logits, "draft_logits", Role.DRAFT_LOGITS)
-        if config.has_confidence:
-            read = z
-            if config.confidence_with_markov:
-                read = b.op("concat", z, embeddings, attrs=AxisAttributes(2), name="read")
-            score = self.linear(read, "confidence_head.proj", 1, "confidence")
-            confidence = b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
-            b.output(confidence, "confidence", Role.CONFIDENCE)
+        if self.weights.has("confidence_head.proj.weight"):
+            self._confidence(z, embeddings)
+
+    def _confidence(self, z: Value, embeddings: Value) -> None:
+        """The confidence head reads the hidden state, or that and the Markov embedding."""
+        stored = _columns(self.weights, "confidence_head.proj.weight")
+        if stored != self.text.hidden_size:
+            attrs = AxisAttributes(2)
+            z = self.b.op("concat", z, embeddings, attrs=attrs, name="read")
+        score = self.linear(z, "confidence_head.proj", 1, "confidence")
+        confidence = self.b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
+        self.b.output(confidence, "confidence", Role.CONFIDENCE)
 
 
 def _check(weights: ModuleWeights, config: DSparkConfig, target_hidden: int) -> None:
@@ -225,35 +210,85 @@ def _check(weights: ModuleWeights, config: DSparkConfig, target_hidden: int) -> 
         InputError: They contradict each other.
         UnsupportedError: A variant this frontend does not build.
     """
-    role, where = weights.checkpoint.role, f"{weights.checkpoint.role}/config.json"
-    if weights.has("d2t") or weights.has("t2d"):
-        raise UnsupportedError(
-            "draft/reduced-vocab",
-            "DSpark drafts with a reduced vocabulary are not supported",
-            where=f"{role}: d2t",
-        )
-    if config.markov_rank == 0:
-        raise InputError(
-            "draft/markov-rank",
-            "markov_rank is 0, but Markov tensors are stored",
-            where=f"{where}: markov_rank",
-            help="set the rank the tensors have",
-        )
-    for name in ("markov_head.gate_proj.weight", "markov_head.joint_proj.weight"):
-        if weights.has(name):
-            raise UnsupportedError(
-                "draft/markov-type",
-                f"{name} is stored: only the vanilla Markov head is supported",
-                where=role,
-            )
-    stored = weights.names().get("fc.weight")
-    fc = weights.checkpoint.info(stored) if stored else None
-    taps = len(config.target_layer_ids)
-    if fc is not None and fc.dtype.is_float and fc.shape[-1] != taps * target_hidden:
+    role = weights.checkpoint.role
+    _check_vocabulary(weights, config)
+    for name, id, reason in _VARIANTS:
+        found = next((n for n in weights.names() if n.endswith(name)), None)
+        if found is not None:
+            raise UnsupportedError(id, f"{found} is stored: {reason}", where=role)
+    stored, taps = _columns(weights, "fc.weight"), len(config.target_layer_ids)
+    if stored not in (None, taps * target_hidden):
         raise InputError(
             "draft/fc-width",
-            f"fc.weight has {fc.shape[-1]} columns, expected {taps} tapped layers x hidden size "
+            f"fc.weight has {stored} columns, expected {taps} tapped layers x hidden size "
             f"{target_hidden} of the target = {taps * target_hidden}",
-            where=f"{role}: fc.weight",
-            help="wrong target or wrong target_layer_ids",
+            where=f"{role}: {weights.names()['fc.weight']}",
+            notes=(f"tapped layers: {list(config.target_layer_ids)} ({config.numbering})",),
+            help="wrong target, or config and weights of different revisions",
         )
+    stores = weights.has("confidence_head.proj.weight")
+    if config.confidence not in (None, stores):
+        found = "a confidence head is stored" if stores else "no confidence head is stored"
+        weights.checkpoint.findings.append(
+            Diagnostic(
+                "draft/confidence-flag",
+                f"enable_confidence_head is {str(config.confidence).lower()}, but {found}",
+                where=f"{role}/config.json: enable_confidence_head",
+                help="check that config and weights belong together",
+                severity=Severity.WARNING,
+            )
+        )
+
+
+def _check_vocabulary(weights: ModuleWeights, config: DSparkConfig) -> None:
+    """A map between vocabularies is fine if it maps each id to itself."""
+    role, names, vocab = weights.checkpoint.role, weights.names(), config.text.vocab_size
+    maps = [names[name] for name in ("d2t", "t2d") if name in names]
+    for name in maps:
+        neutral = 0 if name == names.get("d2t") else 1
+        values = weights.checkpoint.read(name)
+        if values.shape != (vocab,) or not np.all(values == neutral):
+            raise UnsupportedError(
+                "draft/reduced-vocab",
+                "DSpark drafts with a reduced vocabulary are not supported",
+                where=f"{role}: {name}",
+                notes=(f"it has {values.size} entries, the vocabulary {vocab} rows",),
+            )
+        weights.quantization.consumed.add(name)
+    head = weights.checkpoint.tensors.get(names.get("lm_head.weight", ""))
+    if head is not None and head.shape and head.shape[0] < vocab:
+        raise InputError(
+            "draft/no-vocabulary-map",
+            f"lm_head has {head.shape[0]} rows, the vocabulary {vocab}, and there is no d2t that "
+            "says which token each row means",
+            where=f"{role}: {names['lm_head.weight']}",
+            help="the checkpoint is incomplete: fetch it again",
+        )
+
+
+def _markov_rank(weights: ModuleWeights, config: DSparkConfig) -> int:
+    """Columns of the Markov matrices: the tensors know, the config has to agree.
+
+    Raises:
+        InputError: It does not.
+    """
+    name = "markov_head.markov_w1.weight"
+    stored = _columns(weights, name)
+    if config.markov_rank is not None and stored not in (None, config.markov_rank):
+        raise InputError(
+            "draft/markov-rank",
+            f"markov_rank is {config.markov_rank}, but {name} has {stored} columns",
+            where=f"{weights.checkpoint.role}/config.json: markov_rank",
+            help="config and weights are of different revisions: fetch both again",
+        )
+    return stored or config.markov_rank or 1
+
+
+def _columns(weights: ModuleWeights, name: str) -> int | None:
+    """Logical columns of a stored matrix, None if it is not stored or not in a known layout."""
+    info = weights.checkpoint.tensors.get(weights.names().get(name, ""))
+    if info is None or len(info.shape) != 2:
+        return None
+    if info.dtype.is_float:
+        return info.shape[1]
+    return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte

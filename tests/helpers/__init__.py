@@ -1,1 +1,1 @@
-"""Things tests share: synthetic checkpoints."""
+"""Things tests share: synthetic checkpoints, small modules and weights, references of ops."""

@@ -29,6 +29,10 @@ COMMANDS = {
     "run": "edgecc.cli.run_command",
     "inspect": "edgecc.cli.inspect_command",
     "verify": "edgecc.cli.verify_command",
+    "lift": "edgecc.cli.lift_command",
+    "opt": "edgecc.cli.opt_command",
+    "diff": "edgecc.cli.diff_command",
+    "passes": "edgecc.cli.passes_command",
 }
 """Command name to the module that holds it as `command`."""
 
@@ -56,6 +60,10 @@ class LazyGroup(click.Group):
                     ("run", "Generate text with a bundle."),
                     ("inspect", "Show what a checkpoint or a bundle holds."),
                     ("verify", "Prove a bundle on this machine."),
+                    ("lift", "Write checkpoints as IR text."),
+                    ("opt", "Run passes on IR text."),
+                    ("diff", "Compare two IR texts."),
+                    ("passes", "List the passes, or show the manual of one."),
                 ]
             )
 

@@ -50,6 +50,10 @@ class Console:
         if self.verbosity >= 0:
             click.echo(text, err=True)
 
+    def always(self, text: str) -> None:
+        """A line the user asked for by a flag: shown even when quiet."""
+        click.echo(text, err=True)
+
     def detail(self, text: str) -> None:
         """A line shown with `-v`."""
         if self.verbosity >= 1:

@@ -9,6 +9,7 @@ from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
 from edgecc.ir.interpreter import Interpreter
+from edgecc.ir.parser import parse_module, read_module
 from edgecc.ir.printer import print_module
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import Dim, DimExpr, DType, SymbolRange, TensorType, sym
@@ -54,7 +55,9 @@ __all__ = [
     "Value",
     "Weight",
     "WeightTable",
+    "parse_module",
     "print_module",
+    "read_module",
     "sym",
     "verify",
     "verify_or_raise",

@@ -88,6 +88,7 @@ def dominators(graph: Graph) -> dict[Node, Vertex | None]:
     view.add_edges_from(dataflow(graph).edges)
     view.add_nodes_from(graph.nodes)
     entry = object()
+    view.add_node(entry)
     view.add_edges_from((entry, v) for v in list(view) if view.in_degree(v) == 0)
     idom = nx.immediate_dominators(view, entry)
     return {n: None if idom[n] is entry else idom[n] for n in graph.nodes}

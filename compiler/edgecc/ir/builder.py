@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from edgecc.errors import InternalError
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
-from edgecc.ir.ops import Attributes, TypeRuleError, get_op
+from edgecc.ir.ops import Attributes, Op, TypeRuleError, get_op
 from edgecc.ir.types import Dim, DType, TensorType
 from edgecc.roles import Role
 
@@ -89,18 +90,35 @@ def make_node(
         InternalError: The operands do not fit the op.
     """
     rule = get_op(op)
-    attrs = rule.attributes() if attrs is None else attrs
+    attrs = Attributes() if attrs is None else attrs
+    types = infer(module, rule, operands, weights, attrs, location)
+    return Node(rule, operands, weights, attrs, types, names, location)
+
+
+def infer(
+    module: Module,
+    op: Op[Any],
+    operands: Sequence[Value],
+    weights: Sequence[str],
+    attrs: Attributes,
+    location: Location,
+) -> tuple[TensorType, ...]:
+    """Result types of an op on these operands, by its shape rule.
+
+    Raises:
+        InternalError: The operands do not fit the op.
+    """
     table = module.weights
     try:
-        rule.check_counts(len(operands), len(weights))
-        types = rule.infer(
+        op.check_counts(len(operands), len(weights))
+        op.check_attributes(attrs)
+        return op.infer(
             [v.type for v in operands],
             [table[table.resolve(w)] for w in weights],
             attrs,
-            module.scope() if op == "call" else {},
+            module.scope() if op.name == "call" else {},
         )
     except TypeRuleError as error:
         raise InternalError(
-            "ir/type-rule", f"{op}: {error}", where=str(location), notes=[repr(list(operands))]
+            "ir/type-rule", f"{op.name}: {error}", where=str(location), notes=[repr(list(operands))]
         ) from error
-    return Node(rule, operands, weights, attrs, types, names, location)

@@ -30,7 +30,13 @@ class Location:
     passes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return " <- ".join([self.origin, *self.passes]) if self.origin else " <- ".join(self.passes)
+        return " <- ".join([self.origin, *self.passes]) if self.origin or self.passes else ""
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """The inverse of `str`."""
+        origin, *passes = text.split(" <- ")
+        return cls(origin, tuple(passes))
 
 
 class Value:
@@ -196,6 +202,7 @@ class Module:
         symbols: Ranges of the dimension symbols.
         metadata: JSON facts the runtime needs (block size, token ids ...), by top-level key.
         decisions: What passes decided and why, one line each, in order.
+        checkpoints: Folder of each checkpoint that stored weights name, as the user gave it.
     """
 
     name: str
@@ -204,6 +211,7 @@ class Module:
     symbols: dict[str, SymbolRange] = field(default_factory=dict)
     metadata: dict[str, Json] = field(default_factory=dict)
     decisions: list[str] = field(default_factory=list)
+    checkpoints: dict[str, str] = field(default_factory=dict)
 
     def scope(self) -> Scope:
         """Signatures of all graphs, for ops that call one."""

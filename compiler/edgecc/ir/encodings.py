@@ -11,6 +11,7 @@ rows, so callers can stream a matrix that would not fit into memory.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,6 +119,10 @@ class NVFP4(Encoding):
     input_scale: bool = False
     kind: ClassVar[str] = "nvfp4"
 
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"block must be positive, found {self.block}")
+
     def components(self, shape: IntShape) -> dict[str, Component]:
         """See the class.
 
@@ -125,7 +130,10 @@ class NVFP4(Encoding):
             ValueError: Not a matrix, or K is not a multiple of the block.
         """
         if len(shape) != 2 or shape[1] % self.block or shape[1] % 2:
-            raise ValueError(f"nvfp4 needs a [N, K] weight with K a multiple of {self.block}")
+            raise ValueError(
+                f"nvfp4 needs a [N, K] weight with K even and a multiple of {self.block}, "
+                f"found {list(shape)}"
+            )
         rows, columns = shape
         parts = {
             "weight": Component(DType.U8, (rows, columns // 2)),
@@ -157,6 +165,10 @@ class Int8Block(Encoding):
     block: int = 16
     kind: ClassVar[str] = "int8_block"
 
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"block must be positive, found {self.block}")
+
     def components(self, shape: IntShape) -> dict[str, Component]:
         """See the class.
 
@@ -164,7 +176,10 @@ class Int8Block(Encoding):
             ValueError: Not a matrix, or K is not a multiple of the block.
         """
         if len(shape) != 2 or shape[1] % self.block:
-            raise ValueError(f"int8_block needs a [N, K] weight with K a multiple of {self.block}")
+            raise ValueError(
+                f"int8_block needs a [N, K] weight with K a multiple of {self.block}, "
+                f"found {list(shape)}"
+            )
         rows, columns = shape
         return {
             "weight": Component(DType.U8, (rows, columns)),
@@ -180,3 +195,34 @@ class Int8Block(Encoding):
 
     def __str__(self) -> str:
         return f"int8_block<block={self.block}>"
+
+
+_ENCODING = re.compile(r"([a-z0-9_]+)(?:<(.*)>)?")
+
+
+def parse_encoding(text: str) -> Encoding:
+    """The inverse of `str(encoding)`.
+
+    Raises:
+        ValueError: No such encoding or argument; what is valid is listed.
+    """
+    match = _ENCODING.fullmatch(text.strip())
+    kind, inner = (match[1], match[2] or "") if match else (text, "")
+    arguments = [a.strip() for a in inner.split(",") if a.strip()]
+    if kind == "dense" and len(arguments) == 1:
+        try:
+            return Dense(DType(arguments[0]))
+        except ValueError:
+            raise ValueError(f"unknown element type {arguments[0]!r} in {text!r}") from None
+    flags = {a for a in arguments if "=" not in a}
+    values = dict(a.split("=", 1) for a in arguments if "=" in a)
+    block = values.pop("block", "")
+    if block.isdecimal() and not values:
+        if kind == "nvfp4" and flags <= {"input_scale"}:
+            return NVFP4(int(block), input_scale=bool(flags))
+        if kind == "int8_block" and not flags:
+            return Int8Block(int(block))
+    raise ValueError(
+        f"unknown encoding {text!r}; valid: dense<TYPE>, nvfp4<block=N>, "
+        "nvfp4<block=N, input_scale>, int8_block<block=N>"
+    )

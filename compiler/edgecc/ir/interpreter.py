@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecc.errors import RequestError
+from edgecc.errors import RequestError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
 from edgecc.ir.ops.base import EvalContext, WeightView
@@ -41,8 +41,15 @@ class Interpreter:
             Arrays by output name.
 
         Raises:
-            RequestError: An input is missing, unknown, or of the wrong shape.
+            RequestError: There is no such graph, or an input is missing, unknown, of the wrong
+                shape, or not of integers where the graph wants them.
         """
+        if graph not in self.module.graphs:
+            raise RequestError(
+                "run/unknown-graph",
+                f"no graph @{graph}",
+                help=did_you_mean(graph, self.module.graphs),
+            )
         target = self.module.graphs[graph]
         names = {i.name for i in target.inputs}
         if names != set(inputs):
@@ -66,8 +73,9 @@ class Interpreter:
         binding: dict[str, int] = {}
         values: dict[Value, Array] = {}
         for item, array in zip(graph.inputs, inputs, strict=True):
-            cast = self._cast(np.asarray(array), item.value.type)
-            _match(f"@{graph.name}: input %{item.name}", cast, item.value.type, binding)
+            what = f"@{graph.name}: input %{item.name}"
+            cast = self._cast(what, np.asarray(array), item.value.type)
+            _match(what, cast, item.value.type, binding)
             values[item.value] = cast
         last = _last_uses(graph)
         for index, node in enumerate(graph.nodes):
@@ -79,8 +87,12 @@ class Interpreter:
                 del values[value]
         return tuple(values[o.value] for o in graph.outputs)
 
-    def _cast(self, array: Array, type: TensorType) -> Array:
-        return array.astype(self.dtype if type.dtype.is_float else type.dtype.numpy)
+    def _cast(self, what: str, array: Array, type: TensorType) -> Array:
+        dtype = self.dtype if type.dtype.is_float else type.dtype.numpy
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise RequestError("run/dtype", f"{what}: expected {type}, got {array.dtype}")
+        # C order, because NumPy sums other layouts in another order: rows would lose their bits.
+        return array.astype(dtype, order="C")
 
 
 def _last_uses(graph: Graph) -> dict[int, list[Value]]:
@@ -105,7 +117,7 @@ def _match(what: str, array: Array, type: TensorType, binding: dict[str, int]) -
         expected = dim
         if isinstance(dim, DimExpr):
             if len(dim.terms) == 1 and dim.terms[0][1] == 1:
-                binding.setdefault(dim.terms[0][0], size - dim.constant)
+                binding.setdefault(dim.terms[0][0], max(size - dim.constant, 0))
             expected = dim.substitute(binding)
         if isinstance(expected, int) and expected != size:
             raise RequestError("run/shape", f"{what}: expected {type}, got shape {array.shape}")

@@ -13,11 +13,16 @@ import dataclasses
 import json
 import re
 
+from edgecc.ir.attributes import print_literal, quote
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops import Attributes
-from edgecc.ir.weights import Alias, Derived, Inline, Stored, Unbound, Weight
+from edgecc.ir.weights import Alias, Derived, Stored, Unbound, Weight
 
 FORMAT_VERSION = 1
+
+_SYMBOL = re.compile(r"[A-Za-z0-9_.+/-]+")
+_PRINTABLE = re.compile(r"[^A-Za-z0-9_.]")
+_NUMBERED = re.compile(r"(?:_[0-9]+)+$")
 
 
 def print_module(module: Module, *, locations: bool = False) -> str:
@@ -27,11 +32,13 @@ def print_module(module: Module, *, locations: bool = False) -> str:
         module: Module to print.
         locations: Also print where each node came from.
     """
-    lines = [f"edgecc.module v{FORMAT_VERSION} {_quote(module.name)}", ""]
+    lines = [f"edgecc.module v{FORMAT_VERSION} {quote(module.name)}", ""]
     lines += [f"symbol {name}: {bounds}" for name, bounds in module.symbols.items()]
     lines += [f"metadata {k} = {json.dumps(v, sort_keys=True)}" for k, v in module.metadata.items()]
+    lines += [f"checkpoint {quote(r)} = {quote(p)}" for r, p in module.checkpoints.items()]
+    lines += [f"decision {quote(d)}" for d in module.decisions]
     lines.append("")
-    lines += [f"weight @{symbol} : {_weight(w)}" for symbol, w in module.weights.items()]
+    lines += [f"weight {print_symbol(s)} : {_weight(module, s)}" for s in module.weights]
     for graph in module.graphs.values():
         lines += ["", *_graph(graph, locations)]
     return "\n".join(lines) + "\n"
@@ -41,13 +48,13 @@ def print_node(node: Node, names: dict[Value, str] | None = None, location: bool
     """One node as a statement."""
     names = names or {}
     label = {v: names.get(v, v.name) for v in (*node.results, *node.operands)}
-    arguments = [f"%{label[o]}" for o in node.operands] + [f"@{w}" for w in node.weights]
+    arguments = [f"%{label[o]}" for o in node.operands] + [print_symbol(w) for w in node.weights]
     text = ", ".join(f"%{label[r]}" for r in node.results)
     text += f" = {node.op.name}({', '.join(arguments)})"
     text += print_attributes(node.attrs)
     text += " : " + ", ".join(str(r.type) for r in node.results)
     if location and str(node.location):
-        text += f"  loc({_quote(str(node.location))})"
+        text += f"  loc({quote(str(node.location))})"
     return text
 
 
@@ -57,20 +64,21 @@ def print_attributes(attrs: Attributes) -> str:
     for f in dataclasses.fields(attrs):
         value = getattr(attrs, f.name)
         if value != f.default:
-            fields.append(f"{f.name} = {_literal(value)}")
+            fields.append(f"{f.name} = {print_literal(value)}")
     return " {" + ", ".join(fields) + "}" if fields else ""
 
 
 def _graph(graph: Graph, locations: bool) -> list[str]:
     names = value_names(graph)
+    printed = {i.name: names[i.value] for i in graph.inputs}
     inputs = [f"  %{names[i.value]}: {i.value.type} {i.role.value}" for i in graph.inputs]
     body = [f"  {print_node(n, names, locations)}" for n in graph.nodes]
     outputs = []
     for o in graph.outputs:
-        alias = f" alias %{o.alias}" if o.alias else ""
+        alias = f" alias %{printed.get(o.alias, o.alias)}" if o.alias else ""
         outputs.append(f"    {o.name} = %{names[o.value]} {o.role.value}{alias}")
     return [
-        f"graph @{graph.name}(",
+        f"graph {print_symbol(graph.name)}(",
         ",\n".join(inputs),
         ") {",
         *body,
@@ -81,13 +89,15 @@ def _graph(graph: Graph, locations: bool) -> list[str]:
 
 
 def value_names(graph: Graph) -> dict[Value, str]:
-    """Unique printable names of all values of a graph, in order of definition."""
-    taken: set[str] = set()
-    names: dict[Value, str] = {}
+    """Unique printable names of all values of a graph, in order of definition.
+
+    Inputs keep their names, which bind them; other names are hints, made unique by a number.
+    """
+    names = {i.value: _PRINTABLE.sub("_", i.value.name) or "v" for i in graph.inputs}
+    taken = set(names.values())
     counters: dict[str, int] = {}
-    values = [i.value for i in graph.inputs] + [r for n in graph.nodes for r in n.results]
-    for value in values:
-        base = re.sub(r"[^A-Za-z0-9_.]", "_", value.name) or "v"
+    for value in (r for n in graph.nodes for r in n.results):
+        base = name_hint(_PRINTABLE.sub("_", value.name)) or "v"
         name = base
         while name in taken:
             counters[base] = counters.get(base, 0) + 1
@@ -97,35 +107,35 @@ def value_names(graph: Graph) -> dict[Value, str]:
     return names
 
 
-def _weight(weight: Weight) -> str:
-    shape = "[" + ", ".join(map(str, weight.shape)) + "]"
-    return f"{weight.encoding} {shape} = {_source(weight)}"
+def name_hint(name: str) -> str:
+    """A name without the number that made it unique: what parsing keeps and printing numbers."""
+    return _NUMBERED.sub("", name)
+
+
+def print_symbol(symbol: str) -> str:
+    """`@symbol`, quoted when it has characters beyond letters, digits and `_.+/-`."""
+    return f"@{symbol}" if _SYMBOL.fullmatch(symbol) else f"@{quote(symbol)}"
+
+
+def _weight(module: Module, symbol: str) -> str:
+    weight = module.weights[symbol]
+    text = f"{weight.encoding} {print_literal(weight.shape)} = {_source(weight)}"
+    digest = module.weights.known_digest(symbol)
+    return f"{text} hash {quote(digest)}" if digest else text
 
 
 def _source(weight: Weight) -> str:
     source = weight.source
     if isinstance(source, Stored):
-        parts = ", ".join(f"{p.component}: {_quote(p.file + '#' + p.key)}" for p in source.parts)
-        return f"stored {_quote(source.checkpoint)} {{{parts}}}"
+        parts = ", ".join(f"{p.component}: {quote(p.file + '#' + p.key)}" for p in source.parts)
+        return f"stored {quote(source.checkpoint)} {{{parts}}}"
     if isinstance(source, Derived):
-        return f"derived {source}"
+        arguments = [print_symbol(i) for i in source.inputs]
+        arguments += [f"{k} = {print_literal(v)}" for k, v in source.params]
+        return f"derived {source.recipe}({', '.join(arguments)})"
     if isinstance(source, Alias):
-        return f"alias @{source.symbol}"
+        return f"alias {print_symbol(source.symbol)}"
     if isinstance(source, Unbound):
-        return f"unbound {_quote(source.role)}"
-    assert isinstance(source, Inline)
+        places = f" {print_literal(source.looked_for)}" if source.looked_for else ""
+        return f"unbound {quote(source.role)}{places}"
     return "inline {" + ", ".join(f"{n}: 0x{d.hex()}" for n, d in source.parts) + "}"
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quote(value)
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
-    return repr(value)
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

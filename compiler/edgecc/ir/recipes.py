@@ -26,16 +26,28 @@ class Recipe(ABC):
 
     name: ClassVar[str]
     expands: ClassVar[bool] = False
+    inputs: ClassVar[int | None] = 1
+    """How many inputs it takes; None: at least one."""
 
-    @abstractmethod
-    def result(
+    def check(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
     ) -> tuple[IntShape, Encoding]:
         """Shape and encoding of the result.
 
         Raises:
-            ValueError: These inputs cannot be combined.
+            ValueError: The number of inputs is wrong, or they cannot be combined.
         """
+        wanted = self.inputs
+        if len(inputs) != wanted and (wanted is not None or not inputs):
+            expected = "at least 1" if wanted is None else wanted
+            raise ValueError(f"{self.name} takes {expected} inputs, got {len(inputs)}")
+        return self.result(inputs, params)
+
+    @abstractmethod
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """Shape and encoding for the right number of inputs; see `check`."""
 
     @abstractmethod
     def rows(
@@ -63,6 +75,7 @@ class ConcatRows(Recipe):
     """Matrices under each other. Per-weight scalars must be equal bit for bit: passes check."""
 
     name = "concat_rows"
+    inputs = None
 
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
@@ -82,6 +95,7 @@ class ConcatRows(Recipe):
             if low < high:
                 blocks.append(table.read(symbol, low, high))
             offset += count
+        blocks = blocks or [table.read(source.inputs[0], 0, 0)]
         return _stack(weight, blocks, np.concatenate)
 
 
@@ -141,22 +155,41 @@ class RopeTable(Recipe):
     """
 
     name = "rope_table"
+    inputs = 0
 
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
     ) -> tuple[IntShape, Encoding]:
-        """`[length, dim/2]`, dense f32."""
-        return (int(params["length"]), int(params["dim"]) // 2), Dense(DType.F32)
+        """`[length, dim/2]`, dense f32.
+
+        Raises:
+            ValueError: A parameter is missing, unknown or out of range.
+        """
+        part, length, rope = _rope_params(params)
+        if part not in ("cos", "sin") or length < 0:
+            raise ValueError(f"no part {part!r} of a table of {length} rows")
+        return (length, rope.dim // 2), Dense(DType.F32)
 
     def rows(
         self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
     ) -> Parts:
         """Rows of the table; positions are rows."""
-        params = dict(source.params)
-        part, length = params.pop("part"), int(params.pop("length"))
-        rope = RopeParams(**params)  # type: ignore[arg-type]
+        part, length, rope = _rope_params(dict(source.params))
         cos, sin = rope_tables(rope, length)
         return {"weight": (cos if part == "cos" else sin)[start:stop]}
+
+
+def _rope_params(params: Mapping[str, Param]) -> tuple[Param, int, RopeParams]:
+    """Part, length and rotation.
+
+    Raises:
+        ValueError: A parameter is missing, unknown or out of range.
+    """
+    rest = {k: v for k, v in params.items() if k not in ("part", "length")}
+    try:
+        return params["part"], int(params["length"]), RopeParams(**rest)  # type: ignore[arg-type]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"parameters of a rope table: {error}") from error
 
 
 def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgecc.errors import InternalError
-from edgecc.ir.builder import make_node
+from edgecc.ir.builder import infer, make_node
 from edgecc.ir.core import Graph, Location, Module, Node, Value
 from edgecc.ir.ops import Attributes
 
@@ -49,11 +49,12 @@ class Rewriter:
             origin: Location to continue; the anchor's when not given.
 
         Raises:
-            InternalError: The anchor is not in the graph, or an operand is defined at or after it.
+            InternalError: The anchor or an operand is not in the graph, or an operand is defined at
+                or after the anchor.
         """
         index = self._index(anchor)
         for value in operands:
-            if value.producer is not None and self._index(value.producer) >= index:
+            if self._position(value) >= index:
                 raise InternalError("ir/order", f"%{value.name} is not defined before {anchor!r}")
         base = origin or anchor.location
         location = Location(base.origin, (*base.passes, self.pass_name))
@@ -64,17 +65,22 @@ class Rewriter:
     def replace_value(self, old: Value, new: Value) -> None:
         """Make every user of `old`, graph outputs included, read `new` instead.
 
+        The node that makes `new` may read `old` and goes on doing so. Nothing is changed when an
+        error is raised.
+
         Raises:
-            InternalError: The types differ, or a user stands before the new definition.
+            InternalError: The types differ, a value is not in the graph, or a user stands before
+                the new definition.
         """
         if old.type != new.type:
             raise InternalError("ir/replace-type", f"cannot replace {old!r} by {new!r}")
-        position = -1 if new.producer is None else self._index(new.producer)
-        for user, index in list(old.uses):
-            if user is new.producer:
-                continue
+        self._position(old)
+        position = self._position(new)
+        uses = [(user, index) for user, index in old.uses if user is not new.producer]
+        for user, _ in uses:
             if self._index(user) <= position:
                 raise InternalError("ir/order", f"{user!r} stands before %{new.name}")
+        for user, index in uses:
             operands = list(user.operands)
             operands[index] = new
             user._set_operands(operands)
@@ -83,7 +89,15 @@ class Rewriter:
                 output.value = new
 
     def replace(self, node: Node, values: Sequence[Value]) -> None:
-        """Replace all results of a node and erase it; names of the old results are kept."""
+        """Replace all results of a node and erase it; names of the old results are kept.
+
+        Raises:
+            InternalError: There is not one value for each result, or see `replace_value`, `erase`.
+        """
+        if len(values) != len(node.results):
+            raise InternalError(
+                "ir/replace-count", f"{len(values)} values for the results of {node!r}"
+            )
         for old, new in zip(node.results, values, strict=True):
             self.replace_value(old, new)
             if new.producer is not None and self.pass_name in new.producer.location.passes:
@@ -94,19 +108,38 @@ class Rewriter:
         """Remove a node nobody reads.
 
         Raises:
-            InternalError: A result is still used.
+            InternalError: A result is still used, or the node is not in the graph.
         """
+        index = self._index(node)
         if any(r.uses for r in node.results) or any(
             o.value in node.results for o in self.graph.outputs
         ):
             raise InternalError("ir/erase-used", f"{node!r} is still used")
-        self.graph.nodes.remove(node)
+        del self.graph.nodes[index]
         node._set_operands(())
 
     def replace_weights(self, node: Node, weights: Sequence[str]) -> None:
-        """Make a node read other weights of the same shapes."""
+        """Make a node read other weights that give the same result types.
+
+        Raises:
+            InternalError: The node is not in the graph, or its op does not take these weights.
+        """
+        self._index(node)
+        types = infer(self.module, node.op, node.operands, weights, node.attrs, node.location)
+        if types != tuple(r.type for r in node.results):
+            raise InternalError("ir/replace-type", f"{weights} change the results of {node!r}")
         node.weights = tuple(weights)
         node.location = Location(node.location.origin, (*node.location.passes, self.pass_name))
+
+    def _position(self, value: Value) -> int:
+        """Index of the node that defines a value, -1 for a graph input."""
+        if value.producer is not None:
+            return self._index(value.producer)
+        if all(i.value is not value for i in self.graph.inputs):
+            raise InternalError(
+                "ir/foreign-value", f"{value!r} is not part of graph @{self.graph.name}"
+            )
+        return -1
 
     def _index(self, node: Node) -> int:
         try:

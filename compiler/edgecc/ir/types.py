@@ -120,6 +120,8 @@ class DimExpr:
         return self * -1 + other
 
     def __mul__(self, factor: int) -> Dim:
+        if not isinstance(factor, int):
+            return NotImplemented
         return _affine([(s, c * factor) for s, c in self.terms], self.constant * factor)
 
     def __rmul__(self, factor: int) -> Dim:

@@ -11,6 +11,8 @@ Named properties are further predicates that passes require and ensure: see `PRO
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
 
 import networkx as nx
 
@@ -21,7 +23,7 @@ from edgecc.ir.ops import TypeRuleError
 from edgecc.ir.ops.base import Scope
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import symbols_of
-from edgecc.ir.weights import Alias, Derived, Unbound
+from edgecc.ir.weights import Alias, Derived, Inline, Stored, Unbound, Weight
 
 
 def verify(module: Module) -> list[Diagnostic]:
@@ -103,7 +105,8 @@ def _stale_uses(graph: Graph, defined: Mapping[Value, None]) -> Iterator[Diagnos
     nodes = set(graph.nodes)
     for value in defined:
         for user, index in value.uses:
-            if user not in nodes or user.operands[index] is not value:
+            known = user in nodes and index < len(user.operands)
+            if not known or user.operands[index] is not value:
                 message = f"%{value.name} lists a use that is not there"
                 yield Diagnostic("ir/stale-use", message, _where(graph))
 
@@ -113,6 +116,7 @@ def _types(module: Module, graph: Graph, scope: Scope) -> Iterator[Diagnostic]:
     for node in graph.nodes:
         try:
             node.op.check_counts(len(node.operands), len(node.weights))
+            node.op.check_attributes(node.attrs)
             types = node.op.infer(
                 [v.type for v in node.operands],
                 [table[table.resolve(w)] for w in node.weights],
@@ -138,7 +142,7 @@ def _weights(module: Module) -> Iterator[Diagnostic]:
         try:
             end = table[table.resolve(symbol)]
         except InternalError as error:
-            yield error.diagnostics[0]
+            yield replace(error.diagnostics[0], where=f"weight @{symbol}")
             continue
         if isinstance(weight.source, Alias) and (weight.shape, weight.encoding) != (
             end.shape,
@@ -151,15 +155,42 @@ def _weights(module: Module) -> Iterator[Diagnostic]:
             )
         if isinstance(weight.source, Derived):
             yield from _derived(module, symbol, weight.source)
-        try:
-            weight.encoding.components(weight.shape)
-        except ValueError as error_:
-            yield Diagnostic("ir/encoding-shape", str(error_), f"weight @{symbol}")
+        yield from _parts(symbol, weight)
     for graph in module.graphs.values():
         for node in graph.nodes:
             for name in node.weights:
                 if name not in table:
                     yield Diagnostic("ir/unknown-weight", f"no weight @{name}", _where(graph, node))
+
+
+def _parts(symbol: str, weight: Weight) -> Iterator[Diagnostic]:
+    """Whether the encoding holds the shape, and bytes of its own are those of all components."""
+    source, where = weight.source, f"weight @{symbol}"
+    try:
+        components = weight.encoding.components(weight.shape)
+    except ValueError as error:
+        yield Diagnostic("ir/encoding-shape", str(error), where)
+        return
+    if isinstance(source, Stored):
+        found = [p.component for p in source.parts]
+    elif isinstance(source, Inline):
+        found = [name for name, _ in source.parts]
+    else:
+        return
+    if sorted(found) != sorted(components):
+        yield Diagnostic(
+            "ir/weight-parts",
+            f"{weight.encoding} needs {', '.join(components)}, found {', '.join(found)}",
+            where,
+        )
+    elif isinstance(source, Inline):
+        for name, data in source.parts:
+            component = components[name]
+            size = prod(component.shape) * component.dtype.numpy.itemsize
+            if len(data) != size:
+                yield Diagnostic(
+                    "ir/weight-parts", f"{name} has {len(data)} bytes, expected {size}", where
+                )
 
 
 def _derived(module: Module, symbol: str, source: Derived) -> Iterator[Diagnostic]:
@@ -173,10 +204,13 @@ def _derived(module: Module, symbol: str, source: Derived) -> Iterator[Diagnosti
         return
     try:
         inputs = [table[table.resolve(i)] for i in source.inputs]
-        result = RECIPES[source.recipe].result(inputs, dict(source.params))
+        result = RECIPES[source.recipe].check(inputs, dict(source.params))
+        circular = any(symbol in table.dependencies(i) for i in source.inputs)
     except (ValueError, InternalError) as error:
         yield Diagnostic("ir/recipe", f"{source}: {error}", where)
         return
+    if circular:
+        yield Diagnostic("ir/weight-cycle", f"{source} is made from @{symbol} itself", where)
     if result != (table[symbol].shape, table[symbol].encoding):
         yield Diagnostic("ir/recipe-type", f"{source} gives {result[1]} {result[0]}", where)
 
@@ -192,9 +226,12 @@ def _interface(module: Module, graph: Graph) -> Iterator[Diagnostic]:
     names = [i.name for i in graph.inputs]
     outs = [o.name for o in graph.outputs]
     for kind, seen in (("input", names), ("output", outs)):
-        for name in {n for n in seen if seen.count(n) > 1}:
+        for name in dict.fromkeys(n for n in seen if seen.count(n) > 1):
             yield Diagnostic("ir/duplicate-name", f"two {kind}s are called {name}", _where(graph))
     types = {i.name: i.value.type for i in graph.inputs}
+    overwritten = [o.alias for o in graph.outputs if o.alias is not None]
+    for name in dict.fromkeys(n for n in overwritten if overwritten.count(n) > 1):
+        yield Diagnostic("ir/output-alias", f"two outputs overwrite input {name}", _where(graph))
     for output in graph.outputs:
         if output.alias is not None and types.get(output.alias) != output.value.type:
             yield Diagnostic(

@@ -132,7 +132,7 @@ class WeightTable(Mapping[str, Weight]):
     def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
-        self._digests: dict[tuple[str, Weight], str] = {}
+        self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
 
     def __getitem__(self, symbol: str) -> Weight:
         return self._weights[symbol]
@@ -175,8 +175,10 @@ class WeightTable(Mapping[str, Weight]):
         """The symbol at the end of a chain of aliases.
 
         Raises:
-            InternalError: The chain leads to nothing or runs in a circle.
+            InternalError: No such symbol, or the chain leads to nothing or runs in a circle.
         """
+        if symbol not in self._weights:
+            raise InternalError("ir/unknown-weight", f"no weight @{symbol}")
         seen = [symbol]
         while isinstance(source := self._weights[seen[-1]].source, Alias):
             if source.symbol in seen or source.symbol not in self._weights:
@@ -188,26 +190,41 @@ class WeightTable(Mapping[str, Weight]):
         return seen[-1]
 
     def dependencies(self, symbol: str) -> Iterator[str]:
-        """The symbol, and everything its bytes are made from."""
-        yield symbol
-        source = self._weights[symbol].source
-        if isinstance(source, Alias):
-            yield from self.dependencies(source.symbol)
-        elif isinstance(source, Derived):
-            for name in source.inputs:
-                yield from self.dependencies(name)
+        """The symbol, and everything its bytes are made from, each once.
+
+        Raises:
+            InternalError: One of them is unknown.
+        """
+        seen: set[str] = set()
+        waiting = [symbol]
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            if name not in self._weights:
+                raise InternalError("ir/unknown-weight", f"no weight @{name}")
+            seen.add(name)
+            yield name
+            source = self._weights[name].source
+            if isinstance(source, Alias):
+                waiting.append(source.symbol)
+            elif isinstance(source, Derived):
+                waiting += reversed(source.inputs)
 
     def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
         """Component arrays of rows `start:stop` (components without rows come whole).
 
         Raises:
             LegalizeError: The weight is unbound.
+            InternalError: The table has no reader of the weight's checkpoint.
         """
         weight = self._weights[self.resolve(symbol)]
         components = weight.encoding.components(weight.shape)
         source = weight.source
         stop = weight.shape[0] if stop is None and weight.shape else stop
         if isinstance(source, Stored):
+            if source.checkpoint not in self.readers:
+                raise InternalError("ir/no-reader", f"no reader of checkpoint {source.checkpoint}")
             reader = self.readers[source.checkpoint]
             return {
                 p.component: reader.read(p.key, start, stop).reshape(
@@ -258,7 +275,7 @@ class WeightTable(Mapping[str, Weight]):
         """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""
         symbol = self.resolve(symbol)
         weight = self._weights[symbol]
-        key = (symbol, weight)
+        key = self._digest_key(symbol)
         if key not in self._digests:
             hashes = {c: hashlib.sha256() for c in weight.encoding.components(weight.shape)}
             components = weight.encoding.components(weight.shape)
@@ -271,6 +288,19 @@ class WeightTable(Mapping[str, Weight]):
                 total.update(name.encode() + part.digest())
             self._digests[key] = total.hexdigest()
         return self._digests[key]
+
+    def known_digest(self, symbol: str) -> str | None:
+        """The digest if it has been computed or remembered; reads nothing. None for aliases."""
+        if not self._digests or isinstance(self._weights[symbol].source, Alias):
+            return None
+        return self._digests.get(self._digest_key(symbol))
+
+    def remember_digest(self, symbol: str, digest: str) -> None:
+        """Take a digest that was computed elsewhere for the truth (from IR text)."""
+        self._digests[self._digest_key(symbol)] = digest
+
+    def _digest_key(self, symbol: str) -> tuple[tuple[str, Weight], ...]:
+        return tuple((s, self._weights[s]) for s in self.dependencies(symbol))
 
     def origin(self, symbol: str) -> str:
         """Where the bytes come from, as one readable line."""
@@ -285,15 +315,24 @@ class WeightTable(Mapping[str, Weight]):
         """Add a derived weight, its shape and encoding computed by the recipe; return its symbol.
 
         Raises:
+            InternalError: No such recipe.
             ValueError: The recipe cannot take these inputs.
         """
         from edgecc.ir.recipes import RECIPES
 
+        if recipe not in RECIPES:
+            raise InternalError("ir/unknown-recipe", f"unknown recipe {recipe}")
         source = Derived(recipe, tuple(inputs), tuple(sorted(params.items())))
         resolved = [self._weights[self.resolve(i)] for i in inputs]
-        shape, encoding = RECIPES[recipe].result(resolved, dict(params))
+        shape, encoding = RECIPES[recipe].check(resolved, dict(params))
         return self.add(symbol, Weight(shape, encoding, source))
 
     def alias(self, symbol: str, target: str) -> None:
-        """Make an existing entry another name of `target`, taking over its encoding."""
+        """Make an existing entry another name of `target`, taking over its encoding.
+
+        Raises:
+            InternalError: `target` is a name of the entry itself, or one of them is unknown.
+        """
+        if self.resolve(target) == symbol:
+            raise InternalError("ir/bad-alias", f"@{target} already leads to @{symbol}")
         self.rebind(symbol, replace(self._weights[self.resolve(target)], source=Alias(target)))

@@ -20,6 +20,7 @@ from edgecc.ir.ops.base import (
     Op,
     Scope,
     WeightView,
+    check_indices,
     require,
     require_equal,
     require_float,
@@ -73,7 +74,7 @@ def write_rows(cache: Array, new: Array, start: Array) -> Array:
         RequestError: The rows do not fit into the capacity.
     """
     b, kv_heads, capacity, head_dim = cache.shape
-    rows = new.reshape(b, -1, kv_heads, head_dim).transpose(0, 2, 1, 3)
+    rows = new.reshape(b, new.shape[1], kv_heads, head_dim).transpose(0, 2, 1, 3)
     out = cache.copy()
     for i, first in enumerate(start.tolist()):
         last = first + rows.shape[2]
@@ -88,13 +89,23 @@ def write_rows(cache: Array, new: Array, start: Array) -> Array:
 def attend(
     q: Array, k_cache: Array, v_cache: Array, length: Array, attrs: AttentionAttributes
 ) -> Array:
-    """Softmax attention of the last `s` valid rows over all valid rows, one query row at a time."""
+    """Softmax attention of the last `s` valid rows over all valid rows, one query row at a time.
+
+    Raises:
+        RequestError: There are fewer than `s` valid rows, or more than the caches hold.
+    """
     b, s, width = q.shape
     group = attrs.heads // attrs.kv_heads
     queries = q.reshape(b, s, attrs.kv_heads, group, width // attrs.heads)
     out = np.empty_like(queries, shape=(b, s, attrs.kv_heads, group, v_cache.shape[-1]))
     for i in range(b):
         total = int(length[i])
+        if not s <= total <= k_cache.shape[2]:
+            raise RequestError(
+                "run/cache-length",
+                f"{total} valid rows: expected at least the {s} new ones and at most the cache "
+                f"capacity {k_cache.shape[2]}",
+            )
         for j in range(s):
             seen = total - s + j + 1 if attrs.causal else total
             keys, values = k_cache[i, :, :seen], v_cache[i, :, :seen]
@@ -102,18 +113,52 @@ def attend(
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             out[i, j] = np.einsum("hgn,hnd->hgd", weights, values)
-    return out.reshape(b, s, -1)
+    return out.reshape(b, s, attrs.heads * v_cache.shape[-1])
 
 
-def _check_caches(
-    new: TensorType, k_cache: TensorType, v_cache: TensorType, kv_heads: int, batch: Dim
-) -> None:
+def look_up(tables: Sequence[WeightView], positions: Array) -> tuple[Array, Array]:
+    """Cosines and sines `[b, s, R/2]` at i64 positions `[b, s]`.
+
+    Raises:
+        RequestError: The tables have no such position.
+    """
+    check_indices("rotary tables", positions, tables[0].weight.shape[0])
+    return tables[0].dense()[positions], tables[1].dense()[positions]
+
+
+def _check_attention(
+    q: TensorType,
+    k_cache: TensorType,
+    v_cache: TensorType,
+    length: TensorType,
+    attrs: AttentionAttributes,
+) -> TensorType:
+    """What both attention ops need; the type of the attention output."""
+    require_float("q", q)
+    require_type("q", q, k_cache.dtype, rank=3)
+    require_type("length", length, DType.I64, rank=1)
+    require(
+        attrs.heads > 0 and attrs.kv_heads > 0 and attrs.heads % attrs.kv_heads == 0,
+        f"heads / kv_heads is not whole: {attrs.heads} / {attrs.kv_heads}",
+    )
     for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require_type(what, cache, rank=4)
-        require_equal(f"batch of {what}", cache.shape[0], batch)
-        require_equal(f"heads of {what}", cache.shape[1], kv_heads)
+        require_type(what, cache, k_cache.dtype, rank=4)
+        require_equal(f"batch of {what}", cache.shape[0], q.shape[0])
+        require_equal(f"heads of {what}", cache.shape[1], attrs.kv_heads)
     require_equal("capacity of v_cache", v_cache.shape[2], k_cache.shape[2])
-    require(new.rank == 3, f"new rows must have rank 3, got {new}")
+    require_equal("batch of length", length.shape[0], q.shape[0])
+    require_equal("width of q", q.shape[2], k_cache.shape[3] * attrs.heads)
+    return TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads))
+
+
+def _check_tables(weights: Sequence[Weight], head_dim: Dim) -> None:
+    cos, sin = weights
+    require_equal("rank of cos", len(cos.shape), 2)
+    require_equal("shape of sin", sin.shape, cos.shape)
+    require(
+        isinstance(head_dim, int) and 2 * cos.shape[1] <= head_dim,
+        f"tables rotate {2 * cos.shape[1]} dims of a head of {head_dim}",
+    )
 
 
 class Rope(Op[RopeAttributes]):
@@ -145,12 +190,7 @@ class Rope(Op[RopeAttributes]):
             isinstance(width, int) and attrs.heads > 0 and width % attrs.heads == 0,
             f"the last axis of {x} must divide into {attrs.heads} heads",
         )
-        require_equal("shape of sin", weights[1].shape, weights[0].shape)
-        dim = int(str(width)) // attrs.heads
-        require(
-            2 * weights[0].shape[1] <= dim,
-            f"tables rotate {2 * weights[0].shape[1]} dims of a head of {dim}",
-        )
+        _check_tables(weights, int(str(width)) // attrs.heads)
         return (x,)
 
     def evaluate(
@@ -162,8 +202,7 @@ class Rope(Op[RopeAttributes]):
     ) -> tuple[Array, ...]:
         """Look up, then `rotate`."""
         x, positions = operands
-        cos, sin = weights[0].dense()[positions], weights[1].dense()[positions]
-        return (rotate(x, cos, sin, attrs.heads),)
+        return (rotate(x, *look_up(weights, positions), attrs.heads),)
 
 
 class CacheUpdate(Op[Attributes]):
@@ -190,7 +229,9 @@ class CacheUpdate(Op[Attributes]):
         require_type("start", start, DType.I64, rank=1)
         require_equal("batch of new", new.shape[0], cache.shape[0])
         require_equal("batch of start", start.shape[0], cache.shape[0])
-        require_equal("width of new", new.shape[2], cache.shape[3] * int(str(cache.shape[1])))
+        heads = cache.shape[1]
+        require(isinstance(heads, int), f"cache must have a known number of heads, got {cache}")
+        require_equal("width of new", new.shape[2], cache.shape[3] * int(str(heads)))
         return (cache,)
 
     def evaluate(
@@ -225,15 +266,7 @@ class Attention(Op[AttentionAttributes]):
     ) -> tuple[TensorType, ...]:
         """`[b, s, heads * Dv]`."""
         q, k_cache, v_cache, length = operands
-        require_type("q", q, k_cache.dtype, rank=3)
-        require_type("length", length, DType.I64, rank=1)
-        require(
-            attrs.kv_heads > 0 and attrs.heads % attrs.kv_heads == 0,
-            "heads / kv_heads is not whole",
-        )
-        _check_caches(q, k_cache, v_cache, attrs.kv_heads, q.shape[0])
-        require_equal("width of q", q.shape[2], k_cache.shape[3] * attrs.heads)
-        return (TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads)),)
+        return (_check_attention(q, k_cache, v_cache, length, attrs),)
 
     def evaluate(
         self,
@@ -271,15 +304,21 @@ class CachedAttention(Op[AttentionAttributes]):
     ) -> tuple[TensorType, ...]:
         """Like `attention`, then both caches."""
         q, k, v, k_cache, v_cache, start = operands
-        require_type("q", q, k_cache.dtype, rank=3)
-        require_type("start", start, DType.I64, rank=1)
-        require(len(weights) != 1, "give both rotary tables or none")
-        _check_caches(k, k_cache, v_cache, attrs.kv_heads, q.shape[0])
+        out = _check_attention(q, k_cache, v_cache, start, attrs)
+        require_type("k", k, k_cache.dtype, rank=3)
+        require_type("v", v, k_cache.dtype, rank=3)
+        require_equal("batch of k", k.shape[0], q.shape[0])
         require_equal("rows of v", v.shape[:2], k.shape[:2])
         require_equal("width of k", k.shape[2], k_cache.shape[3] * attrs.kv_heads)
         require_equal("width of v", v.shape[2], v_cache.shape[3] * attrs.kv_heads)
-        require_equal("width of q", q.shape[2], k_cache.shape[3] * attrs.heads)
-        out = TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads))
+        extra = q.shape[1] - k.shape[1]
+        require(
+            not isinstance(extra, int) or extra <= 0,
+            f"{q.shape[1]} queries belong to at most {k.shape[1]} new rows",
+        )
+        require(len(weights) != 1, "give both rotary tables or none")
+        if weights:
+            _check_tables(weights, k_cache.shape[3])
         return (out, k_cache, v_cache)
 
     def evaluate(
@@ -292,8 +331,7 @@ class CachedAttention(Op[AttentionAttributes]):
         """Rotate, write, attend."""
         q, k, v, k_cache, v_cache, start = operands
         if weights:
-            positions = start[:, None] + np.arange(k.shape[1])
-            cos, sin = weights[0].dense()[positions], weights[1].dense()[positions]
+            cos, sin = look_up(weights, start[:, None] + np.arange(k.shape[1]))
             k = rotate(k, cos, sin, attrs.kv_heads)
             last = slice(k.shape[1] - q.shape[1], None)
             q = rotate(q, cos[:, last], sin[:, last], attrs.heads)

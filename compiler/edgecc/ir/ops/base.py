@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from edgecc.errors import RequestError
 from edgecc.ir.encodings import Array
 from edgecc.ir.types import Dim, DType, TensorType
 from edgecc.ir.weights import Weight, WeightTable
@@ -65,8 +66,13 @@ class WeightView:
         return self._cast(self._table.dense(self.symbol))
 
     def rows(self, indices: Array) -> Array:
-        """Single rows, one read each: for embedding tables."""
+        """Single rows, one read each: for embedding tables.
+
+        Raises:
+            RequestError: There is no such row.
+        """
         unique, inverse = np.unique(indices, return_inverse=True)
+        check_indices(f"table @{self.symbol}", unique, self.weight.shape[0])
         picked = [self._table.dense(self.symbol, int(i), int(i) + 1)[0] for i in unique]
         table = np.stack(picked) if picked else np.zeros((0, *self.weight.shape[1:]))
         return self._cast(table)[inverse.reshape(indices.shape)]
@@ -161,6 +167,15 @@ class Op(ABC, Generic[A]):
         if not needed <= weights <= len(self.weights):
             raise TypeRuleError(f"expects weights ({', '.join(self.weights)}), got {weights}")
 
+    def check_attributes(self, attrs: Attributes) -> None:
+        """Check that the attributes are those of this op.
+
+        Raises:
+            TypeRuleError: They are of another class.
+        """
+        found, expected = type(attrs).__name__, self.attributes.__name__
+        require(type(attrs) is self.attributes, f"expects attributes {expected}, got {found}")
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
@@ -190,3 +205,16 @@ def require_float(what: str, found: TensorType) -> None:
 def require_equal(what: str, found: object, expected: object) -> None:
     """Check that two dims, shapes or counts are equal."""
     require(found == expected, f"{what}: expected {expected}, got {found}")
+
+
+def check_indices(what: str, indices: Array, size: int) -> None:
+    """Check that indices are in `0..size - 1`; NumPy would count negative ones from the end.
+
+    Raises:
+        RequestError: One is not.
+    """
+    outside = indices[(indices < 0) | (indices >= size)]
+    if outside.size:
+        raise RequestError(
+            "run/index-range", f"{what}: index {outside.flat[0]} is outside 0..{size - 1}"
+        )

@@ -77,7 +77,9 @@ class Call(Op[CallAttributes]):
 def _bind(found: Shape, expected: Shape, binding: dict[str, DimExpr | int]) -> None:
     for have, want in zip(found, expected, strict=True):
         if isinstance(want, DimExpr) and len(want.terms) == 1 and want.terms[0][1] == 1:
-            binding.setdefault(want.terms[0][0], have - want.constant)
+            size = have - want.constant
+            require(not isinstance(size, int) or size >= 0, f"an axis of {have} is not {want}")
+            binding.setdefault(want.terms[0][0], size)
 
 
 def _apply(shape: Shape, binding: dict[str, DimExpr | int]) -> Shape:

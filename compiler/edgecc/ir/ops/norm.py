@@ -56,7 +56,7 @@ class RmsNorm(Op[RmsNormAttributes]):
         require_float("x", x)
         width = x.shape[-1] if x.rank else 0
         require(
-            isinstance(width, int) and attrs.groups > 0 and width % attrs.groups == 0,
+            isinstance(width, int) and width > 0 < attrs.groups and width % attrs.groups == 0,
             f"the last axis of {x} must divide into {attrs.groups} groups",
         )
         require(attrs.eps > 0, f"eps must be positive, got {attrs.eps}")

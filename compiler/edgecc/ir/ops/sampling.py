@@ -100,11 +100,11 @@ class MarkovChain(Op[MarkovChainAttributes]):
     ) -> tuple[TensorType, ...]:
         """See the class."""
         base, anchor = operands
-        require_float("base_logits", base)
-        require_type("base_logits", base, rank=3)
+        require_type("base_logits", base, DType.F32, rank=3)
         require_type("anchor", anchor, DType.I64, rank=1)
         require_equal("batch of the anchor", anchor.shape[0], base.shape[0])
         w1, w2 = weights
+        require_equal("ranks of w1 and w2", (len(w1.shape), len(w2.shape)), (2, 2))
         require_equal("rank of the Markov head (columns of w2)", w2.shape[1], w1.shape[1])
         require_equal("rows of w2 (vocabulary of the logits)", w2.shape[0], base.shape[2])
         slots = base.shape[1]

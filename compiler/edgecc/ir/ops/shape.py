@@ -14,6 +14,7 @@ from edgecc.ir.ops.base import (
     Op,
     Scope,
     WeightView,
+    check_indices,
     require,
     require_equal,
     require_type,
@@ -198,6 +199,11 @@ class Tail(Op[AxisAttributes]):
         x, like = operands
         _require_axis(x, attrs.axis)
         _require_axis(like, attrs.axis)
+        missing = like.shape[attrs.axis] - x.shape[attrs.axis]
+        require(
+            not isinstance(missing, int) or missing <= 0,
+            f"axis {attrs.axis} of {x} has no {like.shape[attrs.axis]} last rows",
+        )
         return (TensorType(x.dtype, _replace(x.shape, attrs.axis, like.shape[attrs.axis])),)
 
     def evaluate(
@@ -242,7 +248,9 @@ class TakeRows(Op[Attributes]):
         ctx: EvalContext,
     ) -> tuple[Array, ...]:
         """`numpy.take` along axis 1; indices out of range raise."""
-        return (np.take(operands[0], operands[1], axis=1),)
+        x, rows = operands
+        check_indices("take_rows", rows, x.shape[1])
+        return (np.take(x, rows, axis=1),)
 
 
 class Pad(Op[PadAttributes]):
@@ -390,6 +398,7 @@ class Advance(Op[Attributes]):
         length, x = operands
         require_type("length", length, DType.I64, rank=1)
         require(x.rank >= 2, f"x must have at least two axes, got {x}")
+        require_equal("batch", x.shape[0], length.shape[0])
         return (length,)
 
     def evaluate(

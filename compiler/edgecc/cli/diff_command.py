@@ -1,0 +1,34 @@
+"""`edgecc diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console
+
+
+@click.command(cls=Command, name="diff", short_help="Compare two IR texts.")
+@click.argument("first")
+@click.argument("second")
+@click.option("-U", "--context", type=click.IntRange(min=0), default=3, show_default=True)
+@common
+def command(console: Console, first: str, second: str, context: int) -> int:
+    """Compare the IR texts FIRST and SECOND by structure; exit 5 if they differ.
+
+    Comments, spacing and locations do not count.
+    """
+    from edgecc.ir.compare import diff
+    from edgecc.ir.parser import read_module
+
+    a, b = read_module(Path(first)), read_module(Path(second))
+    text = diff(a, b, names=(first, second), context=context)
+    if not text:
+        return console.ok("equal")
+    click.echo(text)
+    changed = sum(
+        1 for line in text.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))
+    )
+    return console.failed("ir/differ", f"{changed} lines differ", 5)

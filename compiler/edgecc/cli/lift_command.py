@@ -1,0 +1,53 @@
+"""`edgecc lift`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console
+
+
+@click.command(cls=Command, name="lift", short_help="Write checkpoints as IR text.")
+@click.argument("target", required=False)
+@click.option(
+    "--draft", metavar="DIR", help="Draft checkpoint; alone it lifts with unbound weights."
+)
+@click.option("-o", "--output", metavar="FILE", help="Default: standard output.")
+@click.option("--max-model-len", type=click.IntRange(min=1), metavar="N")
+@click.option("-k", "--num-speculative-tokens", type=click.IntRange(min=1), metavar="N")
+@click.option("--locations", is_flag=True, help="Also print where each node comes from.")
+@common
+def command(
+    console: Console,
+    target: str | None,
+    draft: str | None,
+    output: str | None,
+    max_model_len: int | None,
+    num_speculative_tokens: int | None,
+    locations: bool,
+) -> int:
+    """Lift TARGET, with --draft or without, to IR text. Reads configs and headers only."""
+    import edgecc
+    from edgecc.ir import print_module
+
+    module = edgecc.lift(
+        target,
+        draft,
+        max_model_len=max_model_len,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    write_text(output, print_module(module, locations=locations))
+    nodes = sum(len(g.nodes) for g in module.graphs.values())
+    graphs = ", ".join(module.graphs)
+    return console.ok(f"{graphs}: {nodes} nodes, {len(module.weights)} weights")
+
+
+def write_text(output: str | None, text: str) -> None:
+    """Write a result to a file, or to standard output when there is none."""
+    if output is None or output == "-":
+        click.echo(text, nl=False)
+    else:
+        Path(output).write_text(text, encoding="utf-8")

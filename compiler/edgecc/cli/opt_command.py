@@ -1,0 +1,138 @@
+"""`edgecc opt`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecc.cli.lift_command import write_text
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console
+from edgecc.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgecc.ir import Module
+    from edgecc.passes.instruments import Instrument
+    from edgecc.passes.manager import PassTiming
+
+
+@click.command(cls=Command, name="opt", short_help="Run passes on IR text.")
+@click.argument("file", default="-")
+@click.option(
+    "-p",
+    "--pass-pipeline",
+    default="",
+    metavar="PIPELINE",
+    help="For example bind-shared-weights,fuse-qkv,lower-encodings{device=cpu}.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Default: standard output.")
+@click.option("--device", metavar="NAME", help="Device for passes that ask for one.")
+@click.option("--default-pipeline", is_flag=True, help="Run what compile runs for --device.")
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    metavar="ROLE=DIR",
+    help="Where a checkpoint lies now, instead of the folder the text names.",
+)
+@click.option("--print-ir-before", multiple=True, metavar="PASS")
+@click.option("--print-ir-after", multiple=True, metavar="PASS")
+@click.option("--print-ir-after-all", is_flag=True)
+@click.option("--print-ir-after-change", is_flag=True)
+@click.option(
+    "--dump-ir", metavar="DIR", help="Numbered files before the first and after each pass."
+)
+@click.option("--verify-each/--no-verify-each", default=True, show_default=True)
+@click.option("--timing", is_flag=True, help="A table of seconds and sizes per pass.")
+@click.option("--timing-json", metavar="FILE")
+@click.option("--explain", is_flag=True, help="Where each pass applied, and why not elsewhere.")
+@click.option("--locations", is_flag=True, help="Also print where each node comes from.")
+@common
+def command(console: Console, file: str, **flags: Any) -> int:
+    """Run passes on the IR text in FILE (default: standard input); write IR text."""
+    from edgecc.devices import get_device
+    from edgecc.ir import print_module, verify_or_raise
+    from edgecc.passes import PassContext
+    from edgecc.passes.default import default_pipeline
+    from edgecc.passes.manager import PassManager
+    from edgecc.passes.pipeline import parse_pipeline
+
+    device = get_device(flags["device"]) if flags["device"] else None
+    passes = parse_pipeline(flags["pass_pipeline"]) if flags["pass_pipeline"] else []
+    if flags["default_pipeline"]:
+        if device is None or passes:
+            raise UsageError(
+                "usage/pipeline", "--default-pipeline goes with --device, without --pass-pipeline"
+            )
+        passes = default_pipeline(device)
+    module = _read(file, flags["checkpoints"])
+    verify_or_raise(module, f"in {file}")
+    ctx = PassContext(device)
+    manager = PassManager(
+        passes,
+        verify_each=flags["verify_each"],
+        dump_dir=Path(flags["dump_ir"]) if flags["dump_ir"] else None,
+        measure_memory=bool(flags["timing"] or flags["timing_json"]),
+        instruments=_instruments(console, flags),
+    )
+    manager.run(module, ctx)
+    if flags["explain"]:
+        for remark in ctx.remarks:
+            console.info(str(remark))
+    if flags["timing"]:
+        console.info(_table(manager.timings))
+    if flags["timing_json"]:
+        rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in manager.timings]
+        Path(flags["timing_json"]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_text(flags["output"], print_module(module, locations=flags["locations"]))
+    changed = sum(t.changed for t in manager.timings)
+    return console.ok(f"{len(passes)} passes, {changed} changed something")
+
+
+def _read(file: str, checkpoints: tuple[str, ...]) -> Module:
+    from edgecc.driver import attach_checkpoints
+    from edgecc.ir.parser import parse_module, read_module
+
+    folders = {}
+    for text in checkpoints:
+        role, equals, folder = text.partition("=")
+        if not equals or not folder:
+            raise UsageError("usage/checkpoint", f"--checkpoint {text!r}: expected ROLE=DIR")
+        folders[role] = folder
+    if file == "-":
+        module = parse_module(sys.stdin.read(), file="<stdin>")
+        attach_checkpoints(module, folders=folders)
+    else:
+        module = read_module(Path(file))
+        attach_checkpoints(module, near=Path(file).parent, folders=folders)
+    return module
+
+
+def _instruments(console: Console, flags: dict[str, Any]) -> list[Instrument]:
+    from edgecc.passes.instruments import PrintIr
+
+    everything = flags["print_ir_after_all"] or flags["print_ir_after_change"]
+    if not (everything or flags["print_ir_before"] or flags["print_ir_after"]):
+        return []
+    return [
+        PrintIr(
+            console.always,
+            before=flags["print_ir_before"],
+            after=None if everything else flags["print_ir_after"],
+            on_change=flags["print_ir_after_change"] and not flags["print_ir_after_all"],
+        )
+    ]
+
+
+def _table(timings: list[PassTiming]) -> str:
+    head = f"{'pass':<24}{'ms':>9}{'peak KiB':>10}{'nodes':>8}{'weights':>9}  changed"
+    rows = [
+        f"{t.name:<24}{t.seconds * 1e3:>9.2f}{t.peak_bytes / 1024:>10.0f}"
+        f"{t.nodes:>8}{t.weights:>9}  {'yes' if t.changed else 'no'}"
+        for t in timings
+    ]
+    return "\n".join([head, *rows])

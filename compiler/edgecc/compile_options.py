@@ -1,0 +1,78 @@
+"""What a compile can be asked for besides its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgecc.devices import LinearForm
+from edgecc.errors import UsageError
+
+LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
+VERIFY_CHOICES = ("none", "fast", "full")
+LINEAR_FORM_CHOICES = ("auto", *LinearForm)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Everything that shapes a bundle besides the checkpoints.
+
+    Attributes:
+        device: Name of the compile target, see `edgecc.devices`.
+        max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
+        max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
+        num_speculative_tokens: Proposals per round; None takes the draft's block.
+        prefill_chunk: Most rows per call of the target.
+        lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
+            a head of its own; `copy` binds to a copy (to measure what sharing saves).
+        linear_form: How quantized linear layers run, see `lower-encodings`.
+        draft_outputs: Keep the draft's logits and confidences as outputs.
+        verify: `none`; `fast` stores golden rows of the reference and checks the engine against
+            them when the bundle is small; `full` checks always.
+    """
+
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_input_len: int | None = None
+    num_speculative_tokens: int | None = None
+    prefill_chunk: int = 128
+    lm_head: str = "auto"
+    linear_form: str = "auto"
+    draft_outputs: bool = False
+    verify: str = "fast"
+
+    def __post_init__(self) -> None:
+        _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
+        _choice("verify", self.verify, VERIFY_CHOICES)
+        _choice("linear_form", self.linear_form, LINEAR_FORM_CHOICES)
+        for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
+            value = getattr(self, name)
+            unset = value is None and name != "prefill_chunk"
+            if not unset and (type(value) is not int or value < 1):
+                raise UsageError(
+                    "usage/not-positive", f"{name} must be a positive number, not {value!r}"
+                )
+
+
+def compile_options(values: Mapping[str, Any]) -> CompileOptions:
+    """Options by name.
+
+    Raises:
+        UsageError: There is no such option, or a value is not one it can have.
+    """
+    try:
+        return CompileOptions(**values)
+    except TypeError as error:
+        raise UsageError(
+            "usage/unknown-option",
+            str(error).replace("CompileOptions.__init__()", "compile()"),
+            help=f"valid: {', '.join(CompileOptions.__dataclass_fields__)}",
+        ) from None
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(
+            "usage/bad-choice", f"{name} is {value!r}", help=f"choose one of {', '.join(choices)}"
+        )

@@ -1,0 +1,140 @@
+"""Whether the tensors of a checkpoint are those of the network that is built from its config.
+
+A parameter exists if its tensor is stored; flags of a config only say what to expect. A tensor that
+belongs to the network and is not read would make its results wrong without any other sign, so it is
+an error; tensors of something else are only listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.config import TextConfig
+from edgecc.frontends.module_weights import ModuleWeights
+
+_LAYER = re.compile(r"(?:model\.)?layers\.(0|[1-9]\d*)\.")
+_BIAS = re.compile(r"(?:model\.)?layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.bias")
+_OTHER_REVISION = (
+    "config and weights are of different models or revisions: fetch both again, or export again"
+)
+
+IGNORABLE = (
+    "*rotary_emb*",  # computed from the config
+    "mtp.*",  # another way to draft
+    "*.k_scale",  # of a quantized KV cache, which is kept unquantized here
+    "*.v_scale",
+    "*.kv_scale",
+    "*.q_scale",
+    "*.input_scale",  # of quantized activations, which are kept unquantized here
+    "*.input_amax",
+)
+"""Globs of tensor names that a decoder does not need."""
+
+
+def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> None:
+    """Compare the numbers of stored layers with the count of the config.
+
+    Args:
+        checkpoint: Whose layers, for messages.
+        names: Names of its tensors.
+        count: What the config says.
+
+    Raises:
+        InputError: Layers are missing, or there are more.
+    """
+    by_layer = {int(m[1]): name for name in names if (m := _LAYER.match(name))}
+    stored = sorted(by_layer)
+    absent = max(count - sum(1 for index in stored if index < count), 0)
+    if absent:
+        # Looks at no more numbers than there are layers, whatever the config says.
+        first = [i for i in range(min(count, len(stored) + 8)) if i not in by_layer][:8]
+        listed = ", ".join(map(str, first)) + (", ..." if absent > len(first) else "")
+        raise InputError(
+            "checkpoint/missing-layers",
+            f"the config counts {count} layers, but {absent} of them are not stored: {listed}",
+            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            notes=(f"stored: {_ranges(stored)}",),
+            help=_OTHER_REVISION,
+        )
+    surplus = [index for index in stored if index >= count]
+    if surplus:
+        raise InputError(
+            "checkpoint/surplus-layers",
+            f"the config counts {count} layers, but {by_layer[surplus[0]]} is stored",
+            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            notes=(f"stored: {_ranges(stored)}",),
+            help=_OTHER_REVISION,
+        )
+
+
+def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConfig) -> None:
+    """Note where the config's bias flags and the stored biases disagree; the stored ones count."""
+    stored = {m[1] for name in names if (m := _BIAS.fullmatch(name))}
+    for part, key, declared in (
+        ("self_attn", "attention_bias", config.attention_bias),
+        ("mlp", "mlp_bias", config.mlp_bias),
+    ):
+        if declared != (part in stored):
+            found = "biases are stored and used" if part in stored else "no bias is stored"
+            checkpoint.findings.append(
+                Diagnostic(
+                    "config/bias-flag",
+                    f"{key} is {str(declared).lower()}, but {found}",
+                    where=f"{config.where}: {key}",
+                    help="check that config and weights belong together",
+                    severity=Severity.WARNING,
+                )
+            )
+
+
+def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str | None:
+    """Look at the tensors that nothing has asked for, once a network is built.
+
+    Args:
+        weights: Of the network.
+        ignorable: Globs of names that are expected to be left over, besides `IGNORABLE`.
+
+    Returns:
+        A line that lists those of no known use, None if there are none.
+
+    Raises:
+        UnsupportedError: One of them is a parameter of the network that was built.
+    """
+    checkpoint = weights.checkpoint
+    unused = weights.unused((*IGNORABLE, *ignorable))
+    read = {name.rpartition(".")[0] for name in weights.quantization.consumed}
+    canonical = {stored: name for name, stored in weights.names().items()}
+    lost = [
+        name
+        for name in unused
+        if 0 not in checkpoint.tensors[name].shape
+        and (name.rpartition(".")[0] in read or _LAYER.match(canonical.get(name, name)))
+    ]
+    if lost:
+        raise UnsupportedError(
+            "checkpoint/unread-parameter",
+            f"{lost[0]} is stored, but this architecture has no such parameter: without it the "
+            "results would be wrong",
+            where=checkpoint.location(lost[0]),
+            notes=[f"so is {name}" for name in lost[1:5]],
+            help="the checkpoint is of a variant edgecc does not build",
+        )
+    if not unused:
+        return None
+    shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
+    return f"{checkpoint.role}: {len(unused)} tensors are not used: {shown}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers in short: `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    shown = ["-".join(map(str, run)) for run in runs[:8]]
+    return ", ".join([*shown, "..."] if len(runs) > 8 else shown) or "none"

@@ -1,0 +1,144 @@
+"""`edgecc lift`, `opt`, `diff` and `passes`, in process."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import edgecc
+from edgecc.cli import main
+from edgecc.ir import parse_module, print_module
+from edgecc.passes import PASSES
+
+PAIRS = Path(__file__).parents[1] / "data" / "pairs"
+TARGET = str(PAIRS / "tiny-qwen3-nvfp4")
+DRAFT = str(PAIRS / "tiny-qwen3-dspark")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The shipped pair as IR text."""
+    path = tmp_path_factory.mktemp("ir") / "pair.eir"
+    assert main(["lift", TARGET, "--draft", DRAFT, "-o", str(path), "-q"]) == 0
+    return path
+
+
+def test_lift_prints_what_parses_back_equal(pair):
+    text = pair.read_text(encoding="utf-8")
+    assert print_module(parse_module(text)) == text
+    assert text == print_module(edgecc.lift(TARGET, DRAFT))
+
+
+def test_lift_to_standard_output(capsys):
+    assert main(["lift", "--draft", DRAFT, "-k", "3", "--locations"]) == 0
+    out, err = capsys.readouterr()
+    module = parse_module(out)
+    assert list(module.graphs) == ["draft"]
+    assert "unbound" in out
+    assert 'loc("draft: fc")' in out
+    assert err.splitlines()[-1].startswith("edgecc: ok draft: ")
+
+
+def test_opt_gives_what_compile_gives(pair, tmp_path, capsys):
+    """The default pipeline run on text ends in the module that compile lowers."""
+    out = tmp_path / "out.eir"
+    dump = tmp_path / "dump"
+    arguments = ["--device", "cpu", "--default-pipeline", "-o", str(out)]
+    assert main(["opt", str(pair), *arguments]) == 0
+    edgecc.compile(TARGET, DRAFT, out=tmp_path / "bundle", dry_run=True, dump_ir=dump)
+    last = sorted(dump.glob("*.eir"))[-1]
+    assert main(["diff", str(out), str(last)]) == 0
+    assert "edgecc: ok equal" in capsys.readouterr().err
+
+
+def test_opt_one_pass_and_diff(pair, tmp_path, capsys):
+    out = tmp_path / "out.eir"
+    code = main(["opt", str(pair), "-p", "bind-shared-weights", "-o", str(out), "--explain"])
+    assert code == 0
+    assert "bind-shared-weights: applied at @draft.lm_head.weight" in capsys.readouterr().err
+    assert main(["diff", str(pair), str(out), "-U", "0"]) == 5
+    shown = capsys.readouterr()
+    assert "alias @target.lm_head.weight" in shown.out
+    assert shown.err.splitlines()[-1].startswith("edgecc: error[ir/differ]: ")
+
+
+def test_opt_reads_standard_input(pair, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(pair.read_text(encoding="utf-8")))
+    assert main(["opt", "-p", "unroll-markov,dce", "-q"]) == 0
+    module = parse_module(capsys.readouterr().out)
+    assert not [n for n in module.graphs["draft"].nodes if n.op.name == "markov_chain"]
+
+
+def test_opt_debug_output(pair, tmp_path, capsys):
+    timing, dump = tmp_path / "t.json", tmp_path / "ir"
+    flags = ["--print-ir-after-change", "--timing", "--timing-json", str(timing)]
+    flags += ["--dump-ir", str(dump), "-o", str(tmp_path / "o.eir")]
+    assert main(["opt", str(pair), "-p", "dce,unroll-markov", *flags]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "// ---- after 2: unroll-markov" in err
+    assert "// ---- after 1: dce" not in err
+    assert "peak KiB" in err
+    assert [row["name"] for row in json.loads(timing.read_text())] == ["dce", "unroll-markov"]
+    assert [p.name for p in sorted(dump.iterdir())] == [
+        "000-input.eir",
+        "001-dce.eir",
+        "002-unroll-markov.eir",
+    ]
+
+
+def test_opt_finds_checkpoints_elsewhere(pair, tmp_path, capsys):
+    text = pair.read_text(encoding="utf-8").replace(TARGET, "gone")
+    moved = tmp_path / "moved.eir"
+    moved.write_text(text, encoding="utf-8")
+    assert main(["opt", str(moved), "-p", "dce"]) == 3
+    assert "gone" in capsys.readouterr().err
+    assert (
+        main(["opt", str(moved), "-p", "fuse-qkv", "--checkpoint", f"target={TARGET}", "-q"]) == 0
+    )
+    (tmp_path / "gone").symlink_to(TARGET)  # relative to the IR file
+    assert main(["opt", str(moved), "-p", "fuse-qkv", "-q"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-p", "nope"], 2, "unknown pass 'nope'"),
+        (["-p", "bind-shared-weights,legalize"], 2, "legalize needs a device"),
+        (["--default-pipeline"], 2, "goes with --device"),
+        (["--device", "gpu9"], 4, "unknown device 'gpu9'"),
+        (["--checkpoint", "target"], 2, "expected ROLE=DIR"),
+        (["-p", "legalize{device=cpu}"], 3, "pass legalize requires heads-bound"),
+    ],
+)
+def test_opt_errors(pair, capsys, arguments, code, message):
+    assert main(["opt", str(pair), *arguments]) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_broken_text_is_reported_with_its_line(pair, tmp_path, capsys):
+    bad = tmp_path / "bad.eir"
+    bad.write_text(pair.read_text(encoding="utf-8").replace("rope(", "rop(", 1), encoding="utf-8")
+    assert main(["opt", str(bad)]) == 3
+    err = capsys.readouterr().err
+    assert "unknown op 'rop'" in err
+    assert f"--> {bad}:" in err
+    assert "did you mean rope" in err
+
+
+def test_passes_lists_and_explains(capsys):
+    assert main(["passes"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == sorted(PASSES)
+    assert main(["passes", "lower-encodings"]) == 0
+    out = capsys.readouterr().out
+    assert "option form: str, default 'auto'" in out
+    assert "requires: heads-bound" in out
+    assert "relative error up to 0.0001" in out
+    assert main(["passes", "lower-encoding"]) == 2
+    assert "did you mean 'lower-encodings'" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Lifted graphs run by the interpreter in float64, with the bookkeeping of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecc.frontends.lift import lift
+from edgecc.frontends.options import LiftOptions
+from edgecc.ir.core import Module
+from edgecc.ir.interpreter import Interpreter
+from edgecc.ir.types import DimExpr
+from edgecc.passes.base import PassContext
+from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.roles import Role
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Lifted:
+    """A target, or a pair, lifted and bound; each graph keeps its caches between calls.
+
+    Args:
+        target: Folder of the target.
+        draft: Folder of the draft.
+        garbage: What the caches hold where nothing has been written.
+        options: Fields of `LiftOptions`.
+    """
+
+    def __init__(
+        self, target: Path, draft: Path | None = None, *, garbage: float = 0.0, **options: Any
+    ) -> None:
+        options.setdefault("max_model_len", 64)
+        self.module: Module = lift(target, draft, LiftOptions(**options))
+        BindSharedWeights().run(self.module, PassContext())
+        self._interpreter = Interpreter(self.module, np.float64)
+        self._garbage = garbage
+        self._caches: dict[str, dict[str, Array]] = {}
+        self.lengths: dict[str, int] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty all caches."""
+        self.lengths = dict.fromkeys(self.module.graphs, 0)
+        self._caches = {
+            name: {
+                item.name: np.full(
+                    [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape],
+                    self._garbage,
+                )
+                for item in graph.by_role(Role.KV_CACHE)
+            }
+            for name, graph in self.module.graphs.items()
+        }
+
+    def target(self, ids: Sequence[int], keep: int | None = None) -> dict[str, Array]:
+        """Run new tokens; logits `[T, V]` of each, taps `[T, n*H]`.
+
+        Args:
+            ids: The tokens.
+            keep: How many of them stay in the caches; all unless given.
+        """
+        inputs = {"token_ids": np.array([ids]), "logit_rows": np.arange(len(ids))}
+        return self._run("target", inputs, len(ids) if keep is None else keep)
+
+    def draft(self, features: Array, anchor: int) -> dict[str, Array]:
+        """Run one round on new features `[c, n*H]`; outputs without the batch axis."""
+        inputs = {"features": features[None], "anchor": np.array([anchor])}
+        return self._run("draft", inputs, len(features))
+
+    def _run(self, graph: str, inputs: dict[str, Array], keep: int) -> dict[str, Array]:
+        length = np.array([self.lengths[graph]])
+        out = self._interpreter.run(
+            graph, {**inputs, "cache_length": length, **self._caches[graph]}
+        )
+        self._caches[graph] = {name: out.pop(name) for name in self._caches[graph]}
+        self.lengths[graph] += keep
+        return {name: value[0] for name, value in out.items()}

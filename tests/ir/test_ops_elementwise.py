@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgecc.ir.ops import OPS, Trait, TypeRuleError, elementwise
+from helpers.ops import Case as C
+from helpers.ops import Cases, check_reference, check_rows, family, infer, run_op, values
+
+SHAPE = (2, 3, 5)
+TYPE = "f32[b, t, 5]"
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def one(formula, scale: float = 3.0):
+    def make(rng: np.random.Generator) -> C:
+        x = values(rng, *SHAPE, scale=scale)
+        return C((x,), (formula(x),), types=(TYPE,), results=(TYPE,))
+
+    return make
+
+
+def two(formula):
+    def make(rng: np.random.Generator) -> C:
+        a, b = values(rng, *SHAPE), values(rng, *SHAPE)
+        return C((a, b), (formula(a, b),), types=(TYPE, TYPE), results=(TYPE,))
+
+    return make
+
+
+CASES: Cases = {
+    "add": two(lambda a, b: a + b),
+    "mul": two(lambda a, b: a * b),
+    "silu": one(lambda x: x * logistic(x)),
+    "sigmoid": one(logistic),
+    "swiglu": two(lambda gate, up: gate * logistic(gate) * up),
+}
+
+
+def test_every_op_has_a_case():
+    assert set(CASES) == family(elementwise.OPS)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_reference(op):
+    check_reference(op, CASES[op](np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_rows_do_not_depend_on_each_other(op):
+    rng = np.random.default_rng(2)
+    # 37 elements: a vector kernel and its remainder both take part.
+    operands = [values(rng, 6, 37) for _ in OPS[op].operands]
+    check_rows(op, operands)
+
+
+@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
+def test_any_rank_and_no_rows(op, shape):
+    operands = [np.ones(shape) for _ in OPS[op].operands]
+    (found,) = run_op(op, operands)
+    assert found.shape == shape
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_integers_are_refused(op):
+    operand, count = OPS[op].operands[0], len(OPS[op].operands)
+    with pytest.raises(TypeRuleError, match=rf"{operand} must be floating-point, got i64\[t\]"):
+        infer(op, ["i64[t]"] * count)
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "swiglu"])
+@pytest.mark.parametrize(
+    "other", ["f32[t, 1]", "f32[4]", "f32[4, t]", "f16[t, 4]", "f32[t + 1, 4]"]
+)
+def test_operands_of_different_types_are_refused(op, other):
+    with pytest.raises(TypeRuleError, match="operands must have one type, got f32"):
+        infer(op, ["f32[t, 4]", other])
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_operand_counts(op):
+    names = ", ".join(OPS[op].operands)
+    for count in (0, 3):
+        with pytest.raises(TypeRuleError, match=rf"expects operands \({names}\), got {count}"):
+            infer(op, ["f32[4]"] * count)
+
+
+@pytest.mark.parametrize("op", ["add", "mul"])
+def test_commutative_ops_commute(op):
+    assert Trait.COMMUTATIVE in OPS[op].traits
+    rng = np.random.default_rng(3)
+    a, b = values(rng, 4, 4), values(rng, 4, 4)
+    assert run_op(op, [a, b])[0].tobytes() == run_op(op, [b, a])[0].tobytes()
+
+
+def test_swiglu_is_not_commutative():
+    assert Trait.COMMUTATIVE not in OPS["swiglu"].traits
+    a, b = np.array([1.0]), np.array([2.0])
+    assert run_op("swiglu", [a, b])[0] != run_op("swiglu", [b, a])[0]
+
+
+@given(st.floats(-1e4, 1e4, width=32))
+def test_sigmoid_and_silu_never_overflow(x):
+    operand = np.array([x])
+    (y,), (s,) = run_op("sigmoid", [operand]), run_op("silu", [operand])
+    assert 0 <= y[0] <= 1
+    assert abs(s[0]) <= abs(np.float32(x))
+    assert s[0] >= np.float32(-0.2784646)  # the minimum of silu
+
+
+def test_sigmoid_is_symmetric_at_the_ends():
+    (y,) = run_op("sigmoid", [np.array([-1e30, -200.0, 0.0, 200.0, 1e30])])
+    assert y.tolist() == [0, pytest.approx(0, abs=1e-80), 0.5, 1, 1]

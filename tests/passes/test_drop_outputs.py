@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from edgecc.errors import UsageError
+from edgecc.ir import Builder, DType, Module, Role, verify
+from edgecc.ir.ops.control import CallAttributes
+from edgecc.passes.base import PassContext
+from edgecc.passes.dce import Dce
+from edgecc.passes.drop_outputs import OPTIONAL, DropOutputs, DropOutputsOptions
+from helpers.modules import evaluate, interface, module_text
+from helpers.ops import assert_same_bits
+from helpers.pairs import PairOptions, pair, pair_inputs
+
+OWN = PairOptions(draft_head="own", draft_embedding="own")
+CACHES = ["k_cache.0", "v_cache.0"]
+
+
+def outputs(module: Module, graph: str = "draft") -> list[str]:
+    return [o.name for o in module.graphs[graph].outputs]
+
+
+def run(module: Module, roles: str | None = None) -> bool:
+    text = module_text(module)
+    made = DropOutputs() if roles is None else DropOutputs(DropOutputsOptions(roles))
+    changed = made.run(module, PassContext())
+    assert verify(module) == []
+    assert changed is (module_text(module) != text)
+    assert not made.run(module, PassContext())
+    return changed
+
+
+def test_drops_all_optional_outputs_by_default():
+    module = pair(OWN)
+    target = interface(module.graphs["target"])
+    inputs = pair_inputs(module, OWN)
+    before = evaluate(module, inputs)
+    assert run(module)
+    assert outputs(module) == [*CACHES, "proposals"]
+    assert interface(module.graphs["target"]) == target
+    after = evaluate(module, inputs)
+    assert_same_bits(list(after.values()), [before[name] for name in after])
+
+
+@pytest.mark.parametrize(
+    ("roles", "left"),
+    [
+        ("confidence", ["proposals", "base_logits", "draft_logits"]),
+        ("base_logits+draft_logits", ["proposals", "confidence"]),
+        ("base_logits+proposals", ["proposals", "draft_logits", "confidence"]),
+    ],
+)
+def test_roles(roles, left):
+    module = pair(OWN)
+    assert run(module, roles)
+    assert outputs(module) == CACHES + left
+
+
+@pytest.mark.parametrize("roles", ["logits", "kv_cache+proposals", "hidden_tap"])
+def test_outputs_the_runtime_needs_are_never_dropped(roles):
+    module = pair(OWN)
+    assert not run(module, roles)
+    assert {r.value for r in OPTIONAL}.isdisjoint(roles.split("+"))
+
+
+@pytest.mark.parametrize("roles", ["", "confidense", "confidence+", "confidence,base_logits"])
+def test_unknown_roles(roles):
+    module = pair(OWN)
+    text = module_text(module)
+    with pytest.raises(UsageError, match="drop-outputs: unknown role") as caught:
+        DropOutputs(DropOutputsOptions(roles)).run(module, PassContext())
+    assert caught.value.id == "pass/bad-option"
+    assert "valid: activation, anchor" in caught.value.diagnostics[0].help
+    assert module_text(module) == text
+
+
+def test_dce_then_removes_the_work():
+    module = pair(OWN)
+    run(module)
+    assert Dce().run(module, PassContext())
+    assert not any(s.startswith("draft.confidence") for s in module.weights)
+    assert verify(module) == []
+
+
+def test_nothing_to_drop():
+    assert not run(pair(OWN, draft=False))
+
+
+def test_outputs_of_called_graphs_stay():
+    """They are part of the type of the call."""
+    module = Module("m")
+    main, f = Builder(module, "main"), Builder(module, "f")
+    x, y = (b.input("x", DType.F32, (2,), Role.ACTIVATION) for b in (main, f))
+    f.output(f.op("silu", y), "logits", Role.DRAFT_LOGITS)
+    called = main.op("call", x, attrs=CallAttributes("f"))
+    main.output(called, "logits", Role.DRAFT_LOGITS)
+    main.output(called, "tokens", Role.ACTIVATION)
+    assert run(module)
+    assert (outputs(module, "main"), outputs(module, "f")) == (["tokens"], ["logits"])
+
+
+def test_spelling():
+    assert str(DropOutputs()) == "drop-outputs"
+    assert str(DropOutputs(DropOutputsOptions("confidence"))) == "drop-outputs{roles=confidence}"
