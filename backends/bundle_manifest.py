@@ -186,6 +186,12 @@ def _not_a_bundle(path: Path) -> Diagnostic:
     elif not path.is_dir():
         found = "not an edgecc bundle: it is a file, and a bundle is a directory"
         make = f"use {path.parent}" if path.name == MANIFEST else make
+    elif (path.parent / MANIFEST).exists():
+        found = "not an edgecc bundle, but a folder inside of one"
+        make = f"use {path.parent}"
+    elif (path / "weights").is_dir() and next(path.glob("*.onnx"), None) is not None:
+        found = f"the bundle is incomplete: it has no {MANIFEST}"
+        make = _COPY_AGAIN
     elif (path / "config.json").exists() or next(path.glob("*.safetensors"), None) is not None:
         return Diagnostic(
             "bundle/is-a-checkpoint",

@@ -184,8 +184,22 @@ class BundleWriter:
         return {"bytes": size, "sha256": sha256}
 
 
+def check_destination(out: Path, *, force: bool = False) -> None:
+    """Refuse destinations that cannot be replaced, or whose content is not ours to remove.
+
+    Args:
+        out: Where a bundle shall go.
+        force: Also accept a bundle to which someone has added files of their own.
+
+    Raises:
+        UsageError: `out` cannot be used.
+        ResourceError: It may not be looked at or written.
+    """
+    with storage_errors(out):
+        _check_destination(Path(os.path.realpath(out)), force)
+
+
 def _check_destination(out: Path, force: bool) -> None:
-    """Refuse destinations that cannot be replaced, or whose content is not ours to remove."""
     if not os.path.lexists(out):
         return
     if not out.is_dir():

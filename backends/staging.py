@@ -68,7 +68,7 @@ class StagedDirectory:
     def __enter__(self) -> StagedDirectory:
         parent = self.destination.parent
         with ExitStack() as stack, storage_errors(self.destination):
-            stack.enter_context(_termination_raises())
+            stack.enter_context(termination_raises())
             _make_parent(parent, stack)
             with _alone_in(parent):
                 self._check()
@@ -194,7 +194,7 @@ def _lock(directory: Path, *, wait: bool) -> int | None:
 
 
 @contextmanager
-def _termination_raises() -> Iterator[None]:
+def termination_raises() -> Iterator[None]:
     """Let the signals that ask a program to end raise SystemExit, where nobody handles them."""
     taken = []
     if threading.current_thread() is threading.main_thread():

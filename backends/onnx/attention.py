@@ -96,7 +96,7 @@ def _pad_front(e: Emitter, node: Node) -> str:
     return e.op("Concat", [block, e.name(q)], axis=1)[0]
 
 
-@lowers("cache_update", Dialect.STANDARD)
+@lowers("cache_update")
 def cache_update(e: Emitter, node: Node) -> None:
     """`TensorScatter-24` along the row axis."""
     cache, new, start = node.operands
@@ -105,7 +105,7 @@ def cache_update(e: Emitter, node: Node) -> None:
     e.result(node, "TensorScatter", [e.name(cache), rows, e.name(start)], axis=2, mode="linear")
 
 
-@lowers("attention", Dialect.STANDARD)
+@lowers("attention")
 def attention(e: Emitter, node: Node) -> None:
     """`Attention-24` with `nonpad_kv_seqlen`: the causal diagonal ends at the last valid row."""
     attrs = node.attrs

@@ -105,7 +105,10 @@ class Emitter:
                 )
             self._scope = self._names[node.results[0]]
             lowering(self, node)
-        outputs = [self._output(o.name, o.value, o.alias) for o in self.graph.outputs]
+        labels = output_names(self.graph)
+        outputs = [
+            self._output(n, o.value) for n, o in zip(labels, self.graph.outputs, strict=True)
+        ]
         proto = helper.make_graph(
             self._nodes,
             self.graph.name,
@@ -254,8 +257,7 @@ class Emitter:
         shape = [d if isinstance(d, int) else str(d) for d in value.type.shape]
         return helper.make_tensor_value_info(name, ONNX_TYPES[value.type.dtype], shape)
 
-    def _output(self, name: str, value: Value, alias: str | None) -> onnx.ValueInfoProto:
-        label = output_name(name, alias)
+    def _output(self, label: str, value: Value) -> onnx.ValueInfoProto:
         if label != self.name(value):  # an input returned as it is, or a value returned twice
             self._scope = label
             self.op("Identity", [self.name(value)], [label])
@@ -264,21 +266,25 @@ class Emitter:
 
 def _onnx_names(graph: Graph) -> dict[Value, str]:
     """Names of all values; what is returned has the name of its output, and nothing else does."""
-    labels = {output_name(o.name, o.alias) for o in graph.outputs}
+    labels = output_names(graph)
     inputs = {i.value for i in graph.inputs}
     names = value_names(graph)
     for value, name in names.items():
         if name in labels and value not in inputs:
             names[value] = f"{name}/value"
-    for output in reversed(graph.outputs):
+    for label, output in reversed(list(zip(labels, graph.outputs, strict=True))):
         if output.value not in inputs:
-            names[output.value] = output_name(output.name, output.alias)
+            names[output.value] = label
     return names
 
 
-def output_name(name: str, alias: str | None) -> str:
-    """ONNX name of a graph output: an updated cache cannot have the name of its input."""
-    return f"present.{name}" if alias else name
+def output_names(graph: Graph) -> list[str]:
+    """ONNX names of the outputs: an updated cache cannot have the name of its input."""
+    taken = {i.name for i in graph.inputs}
+    return [
+        f"present.{o.name}" if o.alias is not None or o.name in taken else o.name
+        for o in graph.outputs
+    ]
 
 
 def is_static(dim: Dim) -> bool:

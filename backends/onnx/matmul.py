@@ -70,13 +70,14 @@ def _split_product(e: Emitter, node: Node, x: str) -> str:
     assert isinstance(encoding, Int8Block)
     rows, columns = weight.shape
     block = encoding.block
-    (blocks,) = e.op("Reshape", [x, e.ints(0, 0, columns // block, block)])
+    keep = [0] * (node.operands[0].type.rank - 1)
+    (blocks,) = e.op("Reshape", [x, e.ints(*keep, columns // block, block)])
     (largest,) = e.op("ReduceMax", [e.op("Abs", [blocks])[0], e.ints(-1)], keepdims=1)
     scale = e.constant(np.array(127, dtype=np.float32))
     tiny = e.constant(np.array(1e-30, dtype=np.float32))
     (step,) = e.op("Max", [e.op("Div", [largest, scale])[0], tiny])
     (high_blocks,) = e.op("Mul", [e.op("Round", [e.op("Div", [blocks, step])[0]])[0], step])
-    (high,) = e.op("Reshape", [high_blocks, e.ints(0, 0, columns)])
+    (high,) = e.op("Reshape", [high_blocks, e.ints(*keep, columns)])
     (low,) = e.op("Sub", [x, high])
     (both,) = e.op("Concat", [high, low], axis=0)
     (product,) = e.op(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgecc.backends.onnx.emitter import output_name
+from edgecc.backends.onnx.emitter import output_names
 from edgecc.ir.core import Graph, Module
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.printer import value_names
@@ -22,7 +22,9 @@ def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
             {
                 "graph": entry.name,
                 "inputs": {i.name: names[i.value] for i in entry.inputs},
-                "outputs": {output_name(o.name, o.alias): names[o.value] for o in entry.outputs},
+                "outputs": dict(
+                    zip(output_names(entry), (names[o.value] for o in entry.outputs), strict=True)
+                ),
             }
         ]
     steps = []
@@ -31,12 +33,12 @@ def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
         assert isinstance(attrs, CallAttributes)
         callee = module.graphs[attrs.callee]
         pairs = zip(callee.inputs, node.operands, strict=True)
-        results = zip(callee.outputs, node.results, strict=True)
+        results = zip(output_names(callee), node.results, strict=True)
         steps.append(
             {
                 "graph": callee.name,
                 "inputs": {i.name: names[v] for i, v in pairs},
-                "outputs": {output_name(o.name, o.alias): names[v] for o, v in results},
+                "outputs": {name: names[v] for name, v in results},
             }
         )
     return steps

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgecc.backends.base import Progress
+from edgecc.backends.onnxruntime.artifact import check_artifact
 from edgecc.backends.onnxruntime.executable import OrtExecutable
 from edgecc.backends.onnxruntime.expand import WeightFile, expand
-from edgecc.errors import BundleError, UnsupportedError
+from edgecc.backends.onnxruntime.interface import Interface
+from edgecc.errors import BackendError, BundleError, UnsupportedError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -41,6 +43,7 @@ class OrtEngine:
         num_threads: int | None,
         progress: Progress | None,
     ) -> None:
+        check_artifact(artifact)
         self._artifact = artifact
         self._entries: dict[str, OrtExecutable] = {}
         weights = WeightFile(bundle.file(artifact["weight_file"]), artifact["tensors"])
@@ -52,6 +55,7 @@ class OrtEngine:
             self._sessions[name] = _open(bundle, model, weights, threads)
         if progress:
             progress("load", len(self._sessions), len(self._sessions))
+        self._check_models()
         _give_back_memory()
 
     def entry(self, name: str) -> OrtExecutable:
@@ -59,18 +63,38 @@ class OrtEngine:
 
         Raises:
             BundleError: The bundle has no such entry.
+            BackendError: The engine is closed.
         """
+        if not self._sessions:
+            raise BackendError("onnxruntime/closed", "the engine is closed")
         if name not in self._entries:
-            interface = self._artifact["entries"].get(name)
-            if interface is None:
+            entry = self._artifact["entries"].get(name)
+            if entry is None:
                 raise BundleError("bundle/no-entry", f"the bundle has no entry {name!r}")
             self._entries[name] = OrtExecutable(
                 self._sessions,
                 self._artifact["programs"][name],
-                interface,
+                Interface(entry),
                 min_rows=int(self._artifact["min_rows"]),
             )
         return self._entries[name]
+
+    def _check_models(self) -> None:
+        """Compare what the programs bind with what the models have."""
+        for program in self._artifact["programs"].values():
+            for step in program:
+                session = self._sessions[step["graph"]]
+                found = (
+                    {i.name for i in session.get_inputs()},
+                    {o.name for o in session.get_outputs()},
+                )
+                if found != (set(step["inputs"]), set(step["outputs"])):
+                    raise BundleError(
+                        "bundle/model",
+                        f"model {step['graph']!r} has other inputs or outputs than its program",
+                        where="bundle.json",
+                        help="compile the bundle again",
+                    )
 
     def close(self) -> None:
         """Drop sessions and caches."""
@@ -115,15 +139,17 @@ def _open(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # its errors arrive as exceptions
     # A pool that spins after its work would keep the cores from the next session of the program.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    held = []
+    values = []
     for item in model["expand"]:
         for name, array in expand(item, weights).items():
-            value = ort.OrtValue.ortvalue_from_numpy(array)
+            # Through DLPack the session itself keeps the array: until a kernel has packed it, or
+            # for good where none does. A plain OrtValue would leave it with a dangling pointer.
+            value = ort.OrtValue.from_dlpack(array)
             options.add_initializer(name, value)
-            held.append((array, value))
+            values.append(value)  # the options only point at it
     path = bundle.file(model["file"])
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

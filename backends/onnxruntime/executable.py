@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
+from edgecc.backends.onnxruntime.interface import Interface, Port
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 MAX_PLANS = 32
 CACHED_ROWS = 64
 """Plans for more rows than this are not kept: their buffers are large and their calls rare."""
-
-_DTYPES: Mapping[str, Any] = {"i64": np.int64, "f32": np.float32}
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class OrtExecutable:
     Args:
         sessions: Session of each model.
         program: Steps of the entry, from the manifest.
-        interface: Inputs and outputs of the entry, from the manifest.
+        interface: Inputs and outputs of the entry.
         min_rows: Calls with fewer token rows are padded to this many, because kernels for a single
             row sum in another order; results of padding rows are cut off, and what they write into
             the caches lies behind the valid rows.
@@ -53,25 +52,18 @@ class OrtExecutable:
         self,
         sessions: Mapping[str, onnxruntime.InferenceSession],
         program: Sequence[Mapping[str, Any]],
-        interface: Mapping[str, Sequence[Mapping[str, Any]]],
+        interface: Interface,
         *,
         min_rows: int,
     ) -> None:
         self._sessions = sessions
         self._program = program
+        self._interface = interface
         self._min_rows = min_rows
-        self._inputs = {Role(i["role"]): i for i in interface["inputs"] if _is_plain(i)}
-        self._outputs = {Role(o["role"]): o for o in interface["outputs"] if _is_plain(o)}
         self._plans: OrderedDict[object, _Plan] = OrderedDict()
-        caches = [i for i in interface["inputs"] if i["role"] == Role.KV_CACHE]
-        rows = min((int(c["shape"][2]) for c in caches), default=0)
-        padded = Role.TOKEN_IDS in self._inputs
-        self._capacity = rows - (min_rows - 1 if padded else 0)
-        self._caches = {i["name"]: _allocate(i) for i in caches}
-        # An updated cache is the same buffer under another name.
-        self._aliases = {
-            o["value"]: o["alias"] for o in interface["outputs"] if o["alias"] is not None
-        }
+        padding = min_rows - 1 if Role.TOKEN_IDS in interface.inputs else 0
+        self._capacity = max(0, interface.rows - padding)
+        self._caches = {port.name: _allocate(port) for port in interface.caches}
 
     @property
     def capacity(self) -> int:
@@ -82,8 +74,11 @@ class OrtExecutable:
         """See `Executable.run`.
 
         Raises:
+            RequestError: An input or output is missing, unknown, of the wrong dtype or shape, or
+                the new rows do not fit into the caches.
             BackendError: ONNX Runtime refused the call.
         """
+        self._interface.check(inputs, outputs, self._capacity)
         padding = self._padding(inputs)
         shapes = {role: self._shape(role, array, padding) for role, array in inputs.items()}
         key = (tuple(sorted(shapes.items())), tuple(sorted(outputs)))
@@ -122,17 +117,17 @@ class OrtExecutable:
         """Bind and run step by step: a step's input buffers are the outputs of steps before it."""
         import onnxruntime as ort
 
+        ports = self._interface
         buffers = {
-            role: np.zeros(shape, dtype=_DTYPES[self._inputs[role]["dtype"]])
-            for role, shape in shapes.items()
+            role: np.zeros(shape, dtype=ports.inputs[role].dtype) for role, shape in shapes.items()
         }
         _fill(buffers, inputs)
         values: dict[str, Any] = {
-            self._inputs[role]["name"]: ort.OrtValue.ortvalue_from_numpy(buffer)
+            ports.inputs[role].name: ort.OrtValue.ortvalue_from_numpy(buffer)
             for role, buffer in buffers.items()
         }
         values.update({name: value for name, (_, value) in self._caches.items()})
-        wanted = [self._outputs[role]["value"] for role in outputs]
+        wanted = [ports.outputs[role].value for role in outputs]
         steps = []
         for step in self._needed(wanted):
             session = self._sessions[step["graph"]]
@@ -140,7 +135,7 @@ class OrtExecutable:
             for name, value in step["inputs"].items():
                 binding.bind_ortvalue_input(name, values[value])
             for name, value in step["outputs"].items():
-                cache = self._aliases.get(value)
+                cache = ports.updates.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                     binding.bind_ortvalue_output(name, values[cache])
@@ -152,12 +147,12 @@ class OrtExecutable:
             for value, result in zip(order, made, strict=True):
                 values.setdefault(value, result)
             steps.append((session, binding))
-        arrays = {role: values[self._outputs[role]["value"]].numpy() for role in outputs}
+        arrays = {role: values[ports.outputs[role].value].numpy() for role in outputs}
         return _Plan(steps, buffers, arrays)
 
     def _needed(self, wanted: Sequence[str]) -> list[Mapping[str, Any]]:
         """The steps that update caches or that wanted values depend on, in order."""
-        needed = set(wanted) | set(self._aliases)
+        needed = set(wanted) | set(self._interface.updates)
         kept = []
         for step in reversed(self._program):
             if needed & set(step["outputs"].values()):
@@ -166,16 +161,11 @@ class OrtExecutable:
         return kept[::-1]
 
 
-def _is_plain(item: Mapping[str, Any]) -> bool:
-    return bool(item["role"] != Role.KV_CACHE)
-
-
-def _allocate(item: Mapping[str, Any]) -> tuple[Array, Any]:
+def _allocate(port: Port) -> tuple[Array, Any]:
     """A zeroed cache for one sequence; pages are only taken when rows are written."""
     import onnxruntime as ort
 
-    shape = [1, *item["shape"][1:]]
-    array = np.zeros(shape, dtype=_DTYPES[item["dtype"]])
+    array = np.zeros([1, *map(int, port.shape[1:])], dtype=port.dtype)
     return array, ort.OrtValue.ortvalue_from_numpy(array)
 
 

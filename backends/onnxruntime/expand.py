@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,6 +45,7 @@ class WeightFile:
         tensors: `dtype`, `shape` and absolute `offset` by name, from the manifest.
 
     Raises:
+        BundleError: The file is missing or empty.
         ResourceError: The file cannot be mapped.
     """
 
@@ -53,7 +55,13 @@ class WeightFile:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:  # an empty file cannot be mapped
+            raise BundleError(
+                "bundle/weight-file",
+                f"the weight file is missing or empty: {error}",
+                where=str(path),
+            ) from error
+        except OSError as error:
             raise ResourceError(
                 "bundle/unreadable", f"cannot map the weight file: {error}", where=str(path)
             ) from error
@@ -69,10 +77,9 @@ class WeightFile:
             raise BundleError("bundle/unknown-tensor", f"no tensor {name}", where=str(self.path))
         shape = tuple(entry["shape"])
         dtype = np.dtype(_NUMPY[entry["dtype"]])
-        count = int(np.prod(shape, dtype=np.int64))
         try:
-            flat = np.frombuffer(self._map, dtype, count, entry["offset"])
-        except ValueError as error:
+            flat = np.frombuffer(self._map, dtype, prod(shape), entry["offset"])
+        except (ValueError, OverflowError) as error:
             raise BundleError(
                 "bundle/tensor-range", f"tensor {name} lies outside the file", where=str(self.path)
             ) from error
@@ -82,16 +89,25 @@ class WeightFile:
 Parts: TypeAlias = Mapping[str, Array]
 
 
-def _nvfp4_f32(parts: Parts) -> list[Array]:
-    packed = parts["weight"]
-    out = np.empty((packed.shape[0], 2 * packed.shape[1]), dtype=np.float32)
+def _packed(parts: Parts) -> tuple[Array, int, int]:
+    """The packed codes and the logical shape; raises ValueError unless the scales fit to them."""
+    packed, scale = parts["weight"], parts["weight_scale"]
+    rows, half = packed.shape
+    if scale.shape != (rows, half // 8) or half % 8 or parts["weight_scale_2"].shape:
+        raise ValueError(f"codes {packed.shape}, scales {scale.shape}")
+    return packed, rows, 2 * half
 
-    def fill(rows: slice) -> None:
-        out[rows] = nvfp4.dequantize(
-            packed[rows], parts["weight_scale"][rows], parts["weight_scale_2"]
+
+def _nvfp4_f32(parts: Parts) -> list[Array]:
+    packed, rows, columns = _packed(parts)
+    out = np.empty((rows, columns), dtype=np.float32)
+
+    def fill(block: slice) -> None:
+        out[block] = nvfp4.dequantize(
+            packed[block], parts["weight_scale"][block], parts["weight_scale_2"]
         )
 
-    _by_rows(out.shape[0], out.shape[1], fill)
+    _by_rows(rows, columns, fill)
     return [out]
 
 
@@ -107,8 +123,7 @@ def _widen_f32(parts: Parts) -> list[Array]:
 
 
 def _nvfp4_int8(parts: Parts) -> list[Array]:
-    packed = parts["weight"]
-    rows, columns = packed.shape[0], 2 * packed.shape[1]
+    packed, rows, columns = _packed(parts)
     codes = np.empty((rows, columns // 16, 16), dtype=np.uint8)
     scales = np.empty((rows, columns // 16), dtype=np.float32)
 
@@ -141,7 +156,7 @@ def expand(item: Mapping[str, Any], file: WeightFile) -> dict[str, Array]:
     """Initializers of one `expand` entry of the manifest, by name.
 
     Raises:
-        BundleError: Unknown form or tensor.
+        BundleError: Unknown form or tensor, or parts that do not belong together.
     """
     form = FORMS.get(item["form"])
     if form is None:
@@ -151,5 +166,13 @@ def expand(item: Mapping[str, Any], file: WeightFile) -> dict[str, Array]:
             where=str(file.path),
             help="the bundle was made by a newer edgecc: update, or compile again",
         )
-    arrays = form({name: file.tensor(tensor) for name, tensor in item["parts"].items()})
-    return dict(zip(item["initializers"], arrays, strict=True))
+    parts = {name: file.tensor(tensor) for name, tensor in item["parts"].items()}
+    try:
+        return dict(zip(item["initializers"], form(parts), strict=True))
+    except (KeyError, IndexError, ValueError) as error:
+        raise BundleError(
+            "bundle/expansion",
+            f"{', '.join(item['initializers'])} cannot be made from {item['parts']}: {error}",
+            where=str(file.path),
+            help="compile the bundle again",
+        ) from error

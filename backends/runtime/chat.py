@@ -89,6 +89,15 @@ class ChatTemplates:
         """Names of the templates, sorted."""
         return sorted(self._sources)
 
+    def check(self) -> None:
+        """Compile every template.
+
+        Raises:
+            BundleError: One of them is not Jinja.
+        """
+        for name in self.names:
+            self._compile(name)
+
     def render(
         self,
         messages: Sequence[Message],

@@ -13,13 +13,16 @@ from edgecc.backends.runtime.chat import ChatTemplates
 from edgecc.backends.runtime.generator import Generator
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.tokenizer import Tokenizer
-from edgecc.errors import BundleError, UnsupportedError, did_you_mean
+from edgecc.errors import BundleError, UnsupportedError, UsageError, did_you_mean
 
 ENGINES: Mapping[str, str] = {"onnxruntime": "edgecc.backends.onnxruntime"}
 """The module of each engine, by the name that a bundle's artifact has for its backend.
 
 A bundle may come from anywhere, so it can choose among these and import nothing else.
 """
+
+MAX_THREADS = 1024
+"""More threads than any machine has cores for: asking for more is a slip, and may hang."""
 
 _BLOCK_DRAFT_ROLES = frozenset({Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH, Role.PROPOSALS})
 
@@ -58,6 +61,7 @@ def load(
         UnsupportedError: The engine, or a package it needs, is not installed, or the draft is not
             of a kind the runtime drives.
         ResourceError: A file cannot be read.
+        UsageError: The number of threads is out of range.
     """
     bundle = Bundle.open(bundle_path)
     return load_bundle(bundle, device=device, num_threads=num_threads, progress=progress)
@@ -71,6 +75,12 @@ def load_bundle(
     progress: Progress | None = None,
 ) -> Generator:
     """Like `load`, for a bundle that is open already."""
+    if num_threads is not None and (
+        type(num_threads) is not int or not 1 <= num_threads <= MAX_THREADS
+    ):
+        raise UsageError(
+            "usage/num-threads", f"num_threads is {num_threads!r}, expected 1 to {MAX_THREADS}"
+        )
     model = ModelInfo.from_manifest(bundle.manifest)
     if model.draft is not None:
         _check_draft(bundle)

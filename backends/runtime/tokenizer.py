@@ -216,7 +216,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
             "tokenizer/malformed-config", f"cannot be read as JSON: {error}", where=str(path)
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
 from edgecc.errors import Diagnostic, InputError, Severity, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
@@ -27,7 +29,7 @@ from edgecc.passes.base import PassContext, Remark
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager, PassTiming
-from edgecc.paths import check_outputs, local_path
+from edgecc.paths import check_outputs, local_path, writable_path
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -146,7 +148,7 @@ def compile(
     report = progress or (lambda stage, done, total: None)
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
-    out = local_path(out if out is not None else f"{source.resolve().name}-edgecc", "output")
+    out = writable_path(out if out is not None else _default_output(source), "output")
     dump = local_path(dump_ir, "IR dump") if dump_ir is not None else None
     check_outputs([p for p in (source, draft) if p is not None], out, dump)
     if dry_run:
@@ -162,6 +164,10 @@ def compile(
             return _report(lowered, bundle, size)
         finally:
             _close(lowered.module)
+
+
+def _default_output(target: Path) -> str:
+    return f"{Path(os.path.realpath(target)).name}-edgecc"
 
 
 def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
@@ -190,7 +196,7 @@ def _lower_ir(
     _check_head_choice(module, options)
     check_tokenizer(_checkpoints(module)["target"])
     report("lift", 1, 1)
-    _scan_scales(module, report)
+    _scan_values(module, report)
     passes = default_pipeline(
         device,
         copy_head=options.lm_head == "copy",
@@ -319,18 +325,21 @@ def _check_head_choice(module: Module, options: CompileOptions) -> None:
         )
 
 
-def _scan_scales(module: Module, report: Progress) -> None:
-    """Look at every block scale once: a NaN would become NaN logits."""
-    packed = [(s, w) for s, w in module.weights.items() if isinstance(w.encoding, NVFP4)]
-    for done, (_, weight) in enumerate(packed):
-        report("check scales", done, len(packed))
-        source = weight.source
-        if isinstance(source, Stored):
-            reader = module.weights.readers[source.checkpoint]
-            assert isinstance(reader, Checkpoint)
-            parts = {p.component: p.key for p in source.parts}
+def _scan_values(module: Module, report: Progress) -> None:
+    """Look at every block scale and every unquantized value once: a NaN would become NaN logits."""
+    stored = [(w, w.source) for w in module.weights.values() if isinstance(w.source, Stored)]
+    for done, (weight, source) in enumerate(stored):
+        report("check values", done, len(stored))
+        reader = module.weights.readers[source.checkpoint]
+        assert isinstance(reader, Checkpoint)
+        parts = {p.component: p.key for p in source.parts}
+        if isinstance(weight.encoding, NVFP4):
             name = parts["weight"].removesuffix(".weight")
             check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
+        else:
+            for key in parts.values():
+                check_finite(reader, key)
+    report("check values", len(stored), len(stored))
 
 
 def _checkpoints(module: Module) -> dict[str, Checkpoint]:

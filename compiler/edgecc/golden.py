@@ -17,6 +17,7 @@ from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
 from edgecc.backends.runtime.verify import GOLDEN_FILE, compare_golden, read_golden
 from edgecc.devices import Device
+from edgecc.errors import InputError
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.types import DimExpr
@@ -34,6 +35,9 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     The prompt is a fixed spread of `rows` token ids, T below. Tensors: `token_ids` i64 `[T]`,
     `logits` f32 `[1, V]` of the last row, and for a pair `hidden_tap` f32 `[T, n*H]`, `anchor` i64
     `[1]` and `proposals` i64 `[N]`.
+
+    Raises:
+        InputError: The reference overflows.
     """
     target = _section(module, "target")
     count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
@@ -48,6 +52,14 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
             **_caches(module, "target"),
         },
     )
+    for name in out.keys() & {"logits", "hidden_tap"}:
+        if not np.all(np.isfinite(out[name])):
+            raise InputError(
+                "golden/not-finite",
+                f"the reference computes {name} that are no numbers: the values overflow float32",
+                where="target",
+                help="the checkpoint is damaged: fetch it again",
+            )
     golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0]}
     if "draft" in module.graphs:
         anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,39 @@ from edgecc.frontends.drafts.names import canonical_names
 from edgecc.frontends.lift import lift
 from edgecc.ir.core import Module
 from edgecc.ir.weights import Stored, Unbound
+from edgecc.paths import local_path
 
 
-def inspect_path(path: Path) -> dict[str, Any]:
+def inspect_path(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Facts about a bundle or a checkpoint, JSON-compatible, most important first.
 
     Raises:
         InputError: The path is neither, or damaged.
+        UsageError: It is no path.
     """
-    if not path.exists():
-        raise InputError(
-            "inspect/no-such-path",
-            f"{path} does not exist",
-            help="give the folder of a checkpoint or of a bundle",
-        )
-    if (path / "bundle.json").exists():
+    path = local_path(path, "given")
+    with suppress(PermissionError):  # told below, where the folder is opened
+        _check_exists(path)
+    if os.path.exists(path / "bundle.json"):
         return _bundle(Bundle.open(path))
     with Checkpoint.open(path, role="checkpoint") as checkpoint:
         draft = is_draft(checkpoint)
         facts = _draft_facts(checkpoint) if draft else _target_facts(checkpoint)
         kind = "draft checkpoint" if draft else "target checkpoint"
         return {"kind": kind, "path": str(path), **facts, **_tensor_facts(path, checkpoint, draft)}
+
+
+def _check_exists(path: Path) -> None:
+    try:
+        path.lstat()
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise InputError(
+            "inspect/no-such-path",
+            f"{path}: {error.strerror}",
+            help="give the folder of a checkpoint or of a bundle",
+        ) from error
 
 
 def _target_facts(checkpoint: Checkpoint) -> dict[str, Any]:

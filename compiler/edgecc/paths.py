@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from edgecc.backends.bundle_manifest import MANIFEST
 from edgecc.errors import UsageError
 
 
@@ -29,6 +30,22 @@ def local_path(value: str | os.PathLike[str], what: str) -> Path:
     return Path(text)
 
 
+def writable_path(value: str | os.PathLike[str], what: str) -> Path:
+    """Like `local_path`, for something that ONNX's libraries have to write or read.
+
+    Raises:
+        UsageError: As `local_path`, or it has bytes that are no Unicode, which they cannot take.
+    """
+    path = local_path(value, what)
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "usage/bad-path", f"the {what} path is not Unicode: {str(path)!a}"
+        ) from error
+    return path
+
+
 def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> None:
     """Check that nothing is written into a checkpoint, nor IR into the bundle.
 
@@ -44,16 +61,16 @@ def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> N
         if path is not None:
             for source in sources:
                 refuse_inside(path, source, flag)
-            _refuse_files_above(path, flag)
+            _check_parents(path, flag)
     if dump_ir is None:
         return
     if _within(dump_ir, out):
         raise UsageError(
             "usage/output-overlap",
-            f"--dump-ir {dump_ir} lies in the bundle directory {out}, which holds nothing else",
+            f"--dump-ir {dump_ir} lies in the bundle {out}, which holds nothing else",
             help="choose a folder beside it",
         )
-    if dump_ir.exists() and not dump_ir.is_dir():
+    if os.path.lexists(dump_ir) and not os.path.isdir(dump_ir):
         raise UsageError("usage/not-a-folder", f"--dump-ir {dump_ir} is a file")
 
 
@@ -71,11 +88,17 @@ def refuse_inside(path: Path, checkpoint: Path, flag: str) -> None:
         )
 
 
-def _refuse_files_above(path: Path, flag: str) -> None:
-    for parent in path.absolute().parents:
-        if parent.is_file():
+def _check_parents(path: Path, flag: str) -> None:
+    for parent in Path(os.path.realpath(path)).parents:
+        if os.path.isfile(parent):
             raise UsageError(
                 "usage/not-a-folder", f"{flag} {path} cannot be made: {parent} is a file"
+            )
+        if os.path.isfile(parent / MANIFEST):
+            raise UsageError(
+                "usage/output-overlap",
+                f"{flag} {path} lies in the bundle {parent}, which holds nothing else",
+                help="choose a folder beside it",
             )
 
 

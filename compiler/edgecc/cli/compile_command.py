@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
-from edgecc.errors import UnsupportedError, UsageError, did_you_mean
+from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens")
 VLLM_KEYS = (
@@ -110,6 +111,7 @@ def command(console: Console, **flags: Any) -> int:
 
     target, draft, steps = _models(flags)
     _refuse_unsupported(flags)
+    timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
         target,
         draft,
@@ -133,9 +135,9 @@ def command(console: Console, **flags: Any) -> int:
     if console.verbosity >= 2:
         for remark in report.remarks:
             console.detail(f"  {remark}")
-    if flags["timing_json"]:
+    if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
-        Path(flags["timing_json"]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     path = None if report.bundle is None else str(report.bundle.path)
     if flags["as_json"]:
         print_json(
@@ -164,7 +166,9 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
         )
     config = _speculative_config(flags["speculative_config"])
     draft, steps = flags["draft"], flags["num_speculative_tokens"]
+    wanted = None if flags["spec_method"] == "auto" else flags["spec_method"]
     for name, flag, value in (
+        ("--spec-method", wanted, config.get("method")),
         ("--draft", draft, config.get("model")),
         ("--num-speculative-tokens", steps, config.get("num_speculative_tokens")),
     ):
@@ -172,7 +176,7 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
             raise UsageError(
                 "usage/contradiction", f"{name} is {flag}, --speculative-config says {value}"
             )
-    method = config.get("method", flags["spec_method"])
+    method = config.get("method") or flags["spec_method"]
     if method not in ("auto", "dspark"):
         raise UnsupportedError(
             "draft/kind", f"method {method!r} is not supported", help="supported: auto, dspark"
@@ -185,23 +189,21 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
 
 
 def _speculative_config(text: str | None) -> dict[str, Any]:
+    """The settings of `--speculative-config`; nulls count as absent.
+
+    Raises:
+        UsageError: No JSON object, or a key or value that edgecc does not know.
+    """
     if text is None:
         return {}
-    where = "--speculative-config"
-    if text.startswith("@"):
-        where = text[1:]
-        text = Path(where).read_text(encoding="utf-8")
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise UsageError("usage/json", f"not JSON: {error}", where=where) from error
-    if not isinstance(config, dict):
-        raise UsageError("usage/json", "expected a JSON object", where=where)
-    for key in config:
+    where = text[1:] if text.startswith("@") else "--speculative-config"
+    found = {key: value for key, value in _json(text, where).items() if value is not None}
+    for key in found:
         if key in VLLM_KEYS:
             raise UsageError(
                 "usage/speculative-config",
                 f"{key!r} is known from vLLM, edgecc has no such setting",
+                where=where,
             )
         if key not in SPECULATIVE_KEYS:
             raise UsageError(
@@ -210,14 +212,66 @@ def _speculative_config(text: str | None) -> dict[str, Any]:
                 where=where,
                 help=did_you_mean(key, SPECULATIVE_KEYS),
             )
-    steps = config.get("num_speculative_tokens")
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise UsageError("usage/speculative-config", "num_speculative_tokens must be at least 1")
-    if not isinstance(config.get("model", ""), str) or not isinstance(
-        config.get("method", ""), str
-    ):
-        raise UsageError("usage/speculative-config", "model and method must be strings")
+    steps = found.get("num_speculative_tokens", 1)
+    if type(steps) is not int or steps < 1:
+        raise UsageError(
+            "usage/speculative-config",
+            f"num_speculative_tokens is {steps!r}, expected a whole number of at least 1",
+            where=where,
+        )
+    for key in ("model", "method"):
+        if not isinstance(found.get(key, ""), str):
+            raise UsageError("usage/speculative-config", f"{key} must be a string", where=where)
+    return found
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        if text.startswith("@"):
+            text = Path(where).read_text(encoding="utf-8")
+        config = json.loads(text, object_pairs_hook=_unique)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+        raise UsageError("usage/speculative-config", reason, where=where) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError("usage/json", f"not usable as JSON: {error}", where=where) from error
+    if not isinstance(config, dict):
+        raise UsageError("usage/json", "expected a JSON object", where=where)
     return config
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return found
+
+
+def _timing_file(name: str | None, checkpoints: list[str | None]) -> Path | None:
+    """Where timings go, checked before the work: it must not fail when all else is done.
+
+    Raises:
+        UsageError: It is a folder, in no folder, or in a checkpoint.
+        ResourceError: It may not be written.
+    """
+    if name is None:
+        return None
+    from edgecc.paths import local_path, refuse_inside
+
+    path = local_path(name, "timing")
+    for checkpoint in filter(None, checkpoints):
+        refuse_inside(path, Path(checkpoint), "--timing-json")
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
+        reason = (
+            "is a folder" if os.path.isdir(path) else f"cannot be made: no folder {path.parent}"
+        )
+        raise UsageError("usage/timing-json", f"--timing-json {name} {reason}")
+    place = path if os.path.lexists(path) else path.parent
+    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise ResourceError(
+            "usage/timing-json", f"--timing-json {name}: {place} is write-protected"
+        )
+    return path
 
 
 def _refuse_unsupported(flags: dict[str, Any]) -> None:

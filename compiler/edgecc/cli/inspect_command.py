@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console, print_json
+from edgecc.cli.output import Console, print_json, print_text
 
 
 @click.command(cls=Command, name="inspect", short_help="Show a checkpoint or a bundle.")
@@ -20,11 +19,11 @@ def command(console: Console, path: str, show_weights: bool, as_json: bool) -> i
     """Show what PATH, a checkpoint or a bundle, holds. Reads metadata only."""
     from edgecc.inspection import inspect_path
 
-    facts = inspect_path(Path(path))
+    facts = inspect_path(path)
     if as_json:
         print_json(facts)
     else:
-        click.echo(_render(facts, show_weights))
+        print_text(_render(facts, show_weights) + "\n")
     return console.ok(f"{facts['kind']} {path}")
 
 

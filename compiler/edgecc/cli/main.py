@@ -17,11 +17,13 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 import edgecc
-from edgecc.cli.output import Console
+from edgecc.backends.staging import termination_raises
+from edgecc.cli.output import Console, stop_bar
 from edgecc.errors import EdgeccError
 
 COMMANDS = {
@@ -82,21 +84,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     console = Console.from_arguments(arguments)
-    warnings.simplefilter("ignore")  # findings are shown as diagnostics, not as Python warnings
-    try:
-        result = cli.main(args=arguments, prog_name="edgecc", standalone_mode=False)
-        return int(result) if isinstance(result, int) else 0
-    except EdgeccError as error:
-        return _reported(console, error)
-    except click.ClickException as error:
-        return _usage(console, error)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return console.failed("interrupted", "stopped by the user", 130)
-    except SystemExit as error:  # raised for SIGTERM while a bundle is being written
-        code = error.code if isinstance(error.code, int) else 143
-        return console.failed("terminated", "stopped by a signal", code) if code else 0
-    except Exception as error:
-        return _unforeseen(console, error)
+    streams = sys.stdout, sys.stderr
+    with warnings.catch_warnings(), termination_raises():
+        warnings.simplefilter("ignore")  # findings are shown as diagnostics
+        try:
+            result = cli.main(args=arguments, prog_name="edgecc", standalone_mode=False)
+            return int(result) if isinstance(result, int) else 0
+        except EdgeccError as error:
+            return _reported(console, error)
+        except click.ClickException as error:
+            return _usage(console, error)
+        except (click.exceptions.Abort, KeyboardInterrupt):
+            return console.failed("interrupted", "stopped by the user", 130)
+        except SystemExit as error:
+            if sys.stdout is not streams[0]:  # click's way to say that it met a broken pipe
+                sys.stdout, sys.stderr = streams
+                return _unread(console)
+            return _exited(console, error)
+        except Exception as error:
+            return _unforeseen(console, error)
+        finally:
+            stop_bar()
 
 
 def _reported(console: Console, error: EdgeccError) -> int:
@@ -109,12 +117,27 @@ def _reported(console: Console, error: EdgeccError) -> int:
     return console.failed(error.id, error.diagnostics[0].message, error.exit_code)
 
 
+def _exited(console: Console, error: SystemExit) -> int:
+    """A signal raised it: see `termination_raises`."""
+    code = error.code if isinstance(error.code, int) else 143
+    return console.failed("terminated", "stopped by a signal", code) if code else 0
+
+
+def _unread(console: Console) -> int:
+    """The reader of standard output has what it wanted (`edgecc ... | head`): that is no error."""
+    with suppress(OSError, ValueError, AttributeError):  # standard output may be anything in tests
+        # Python writes what is left at exit: to nowhere, instead of complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):
+        return console.ok("nobody reads the rest of the output")
+    return 0
+
+
 def _unforeseen(console: Console, error: Exception) -> int:
     if isinstance(error, MemoryError):
         return console.failed("resources/memory", "not enough memory", 6)
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _unread(console)
     if isinstance(error, OSError):
         return _os_error(console, error)
     return _internal(console)
@@ -122,6 +145,9 @@ def _unforeseen(console: Console, error: Exception) -> int:
 
 def _usage(console: Console, error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        console.info(error.format_message())
+        return console.failed("usage", "no command given", 2)
     if isinstance(error, click.UsageError) and context is not None:
         console.info(context.get_usage())
         console.info(f"Try '{context.command_path} --help' for help.")

@@ -26,7 +26,13 @@ KNOWN_ELSEWHERE = {
     "--speculative-eagle-topk": "SGLang",
     "--speculative-num-draft-tokens": "SGLang",
     "--eagle-top-k": "TensorRT Edge-LLM",
+    "--trust-remote-code": "transformers",
 }
+
+LOG_LEVELS = {"error": -1, "warning": 0, "info": 1, "debug": 2}
+"""Values of `EDGECC_LOG` and the verbosity they mean: -1 is `-q`, 1 is `-v`."""
+
+_LEVELS_HELP = "choose one of " + ", ".join(LOG_LEVELS)
 
 
 class Command(click.Command):
@@ -65,7 +71,7 @@ def common(function: F) -> F:
     def wrapped(
         verbose: int, quiet: bool, color: str, progress: str, debug: bool, **rest: Any
     ) -> Any:
-        verbosity = -1 if quiet else max(verbose, _log_level())
+        verbosity = -1 if quiet else verbose or _log_level()
         console = Console(verbosity, color=use_color(color), debug=debug, progress=progress)
         return function(console=console, **rest)
 
@@ -81,7 +87,7 @@ def num_threads(value: int | None) -> int | None:
     text = os.environ.get("EDGECC_NUM_THREADS")
     if value is not None or not text:
         return value
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise UsageError(
             "usage/num-threads", f"EDGECC_NUM_THREADS is {text!r}, expected a positive number"
         )
@@ -89,4 +95,12 @@ def num_threads(value: int | None) -> int | None:
 
 
 def _log_level() -> int:
-    return {"info": 1, "debug": 2}.get(os.environ.get("EDGECC_LOG", "").lower(), 0)
+    """Verbosity by `EDGECC_LOG`.
+
+    Raises:
+        UsageError: It is no level.
+    """
+    text = os.environ.get("EDGECC_LOG", "").lower()
+    if text and text not in LOG_LEVELS:
+        raise UsageError("usage/log-level", f"EDGECC_LOG is {text!r}", help=_LEVELS_HELP)
+    return LOG_LEVELS.get(text, 0)

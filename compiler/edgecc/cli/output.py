@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgecc.errors import Diagnostic, Severity
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
@@ -48,67 +50,87 @@ class Console:
     def info(self, text: str) -> None:
         """A line for people, unless quiet."""
         if self.verbosity >= 0:
-            click.echo(text, err=True)
+            self.always(text)
 
     def always(self, text: str) -> None:
         """A line the user asked for by a flag: shown even when quiet."""
+        stop_bar()
         click.echo(text, err=True)
 
     def detail(self, text: str) -> None:
         """A line shown with `-v`."""
         if self.verbosity >= 1:
-            click.echo(text, err=True)
+            self.always(text)
 
     def diagnostic(self, diagnostic: Diagnostic) -> None:
         """A finding, with its severity coloured."""
         head, _, rest = diagnostic.render().partition(":")
         if self.color:
             head = click.style(head, fg=_COLORS[diagnostic.severity], bold=True)
+        stop_bar()
         click.echo(f"{head}:{rest}", err=True, color=self.color)
 
     def ok(self, text: str) -> int:
         """The last line of a command that worked; returns 0."""
-        if self.verbosity >= 0:
-            click.echo(f"edgecc: ok {text}", err=True)
+        self.info(f"edgecc: ok {text}")
         return 0
 
     def failed(self, id: str, message: str, code: int) -> int:
         """The last line of a command that failed; returns the exit code."""
-        first = message.splitlines()[0] if message else ""
-        click.echo(f"edgecc: error[{id}]: {first}", err=True)
+        first = next((line for line in message.splitlines() if line.strip()), "")
+        self.always(f"edgecc: error[{id}]: {first}")
         return code
 
     def progress(self) -> Callable[[str, int, int], None]:
         """A progress callback: a bar on a terminal, one line per stage otherwise."""
         if self.progress_mode == "none" or self.verbosity < 0:
             return lambda stage, done, total: None
-        if self.progress_mode == "auto" and sys.stderr.isatty():
-            return _bar()
-        return _lines()
+        return _bar() if self.progress_mode == "auto" and is_terminal() else _lines()
+
+
+def is_terminal() -> bool:
+    """Whether somebody reads standard error as it comes (it may even be closed)."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def use_color(choice: str) -> bool:
     """Whether to colour standard error: `always`, `never`, or `auto` (NO_COLOR, terminal)."""
     if choice == "auto":
-        return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        return is_terminal() and not os.environ.get("NO_COLOR")
     return choice == "always"
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, sort_keys=True))
+    print_text(json.dumps(value, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def print_text(text: str) -> None:
+    """A piece of a result on standard output, at once."""
+    stop_bar()
+    click.echo(text, nl=False)
 
 
 def _lines() -> Callable[[str, int, int], None]:
-    seen: dict[str, float] = {}
+    seen: set[str] = set()
 
     def report(stage: str, done: int, total: int) -> None:
         name = stage.split(" ")[0]
         if name not in seen:
-            seen[name] = time.perf_counter()
+            seen.add(name)
             click.echo(f"edgecc: {name}", err=True)
 
     return report
+
+
+_live: list[Progress] = []
+"""The bar on the terminal, if one is drawn now: nothing else may be written meanwhile."""
+
+
+def stop_bar() -> None:
+    """Take the bar off the terminal, so that something else can be written there."""
+    while _live:
+        _live.pop().stop()
 
 
 def _bar() -> Callable[[str, int, int], None]:
@@ -122,18 +144,18 @@ def _bar() -> Callable[[str, int, int], None]:
         TimeElapsedColumn(),
         console=RichConsole(stderr=True),
         transient=True,
+        redirect_stdout=False,  # results must not end up on standard error
+        redirect_stderr=False,
     )
     tasks: dict[str, TaskID] = {}
 
     def report(stage: str, done: int, total: int) -> None:
         name = stage.split(" ")[0]
-        if not tasks:
+        if not _live:
             bar.start()
+            _live.append(bar)
         if name not in tasks:
             tasks[name] = bar.add_task(name, total=total or None)
         bar.update(tasks[name], completed=done, total=total or None)
-        if all(t.finished for t in bar.tasks):
-            bar.stop()
-            bar.refresh()
 
     return report

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgecc.cli.options import Command, common, num_threads
-from edgecc.cli.output import Console, print_json
+from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
         )
         last = _as_json(generator, chunks) if flags["as_json"] else _as_text(chunks)
     if flags["stats"] and last is not None:
-        console.info(last.stats.render())
+        console.always(last.stats.render())
     for warning in last.stats.warnings if last is not None else ():
         console.info(f"warning[run/acceptance]: {warning}")
     count = last.stats.new_tokens if last is not None else 0
@@ -82,22 +83,25 @@ def _prompt(flags: dict[str, Any]) -> dict[str, Any]:
         system = flags["system"]
         head = [] if system is None else [{"role": "system", "content": system}]
         return {"messages": [*head, {"role": "user", "content": flags["chat"]}]}
-    try:
-        ids = [int(i) for i in flags["token_ids"].split(",") if i.strip()]
-    except ValueError as error:
+    return {"token_ids": _token_ids(flags["token_ids"])}
+
+
+def _token_ids(text: str) -> list[int]:
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    if bad := [item for item in items if not re.fullmatch(r"-?[0-9]{1,18}", item)]:
         raise UsageError(
             "usage/token-ids",
-            f"--token-ids {flags['token_ids']!r} is no list of numbers",
+            f"--token-ids has {bad[0]!r}, which is no token id",
             help="for example --token-ids 12,5,77",
-        ) from error
-    return {"token_ids": ids}
+        )
+    return [int(item) for item in items]
 
 
 def _as_text(chunks: Iterator[Chunk]) -> Chunk | None:
     last = None
     for last in chunks:
-        click.echo(last.text, nl=False)
-    click.echo()
+        print_text(last.text)
+    print_text("\n")
     return last
 
 

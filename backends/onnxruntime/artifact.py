@@ -1,0 +1,93 @@
+"""Checks the engine's part of a manifest before anything is opened.
+
+A bundle may come from anywhere: whatever it says, opening it works or raises BundleError.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from edgecc.backends.base import Role
+from edgecc.errors import BundleError
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
+_ROLES = frozenset(Role)
+
+
+def check_artifact(artifact: Mapping[str, Any]) -> None:
+    """Check an artifact against `artifact.schema.json`, and its parts against each other.
+
+    Args:
+        artifact: `artifacts.<device>` of the manifest.
+
+    Raises:
+        BundleError: It breaks a rule; the first finding is named.
+    """
+    error = next(iter(_validator().iter_errors(artifact)), None)
+    if error is not None:
+        finding = f"{error.json_path}: {error.message}"
+    else:
+        finding = next(_contradictions(artifact), "")
+    if finding:
+        raise BundleError(
+            "bundle/artifact",
+            f"the engine's part of the manifest is damaged: {finding[:300]}",
+            where="bundle.json",
+            help="copy the bundle again from where it was made, or compile it again",
+        )
+
+
+def _contradictions(artifact: Mapping[str, Any]) -> Iterator[str]:
+    """What an artifact that follows the schema says about itself that cannot be true."""
+    for name, entry in artifact["entries"].items():
+        program = artifact["programs"].get(name, ())
+        made = {i["name"] for i in entry["inputs"]}
+        for step in program:
+            if step["graph"] not in artifact["models"]:
+                yield f"entry {name} runs a model {step['graph']!r} that does not exist"
+            if lost := set(step["inputs"].values()) - made:
+                yield f"entry {name}: nothing makes the value {min(lost)!r}"
+            made |= set(step["outputs"].values())
+        for finding in _bad_ports(entry["inputs"], entry["outputs"], made):
+            yield f"entry {name}: {finding}"
+
+
+def _bad_ports(
+    inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]], made: set[str]
+) -> Iterator[str]:
+    caches = {i["name"] for i in inputs if i["role"] == Role.KV_CACHE}
+    for port in (*inputs, *outputs):
+        if port["role"] not in _ROLES:
+            yield f"unknown role {port['role']!r}"
+        if port["role"] == Role.KV_CACHE and not _is_cache(port["shape"]):
+            yield f"cache {port['name']!r} has shape {port['shape']}"
+    for port in outputs:
+        if port["value"] not in made:
+            yield f"nothing makes the value {port['value']!r}"
+        if port["alias"] is not None and port["alias"] not in caches:
+            yield f"{port['name']!r} overwrites no cache {port['alias']!r}"
+
+
+def _is_cache(shape: Sequence[int | str]) -> bool:
+    """Sequences, KV heads, rows, head dim: all but the first are numbers."""
+    return len(shape) == 4 and all(isinstance(d, int) and d > 0 for d in shape[1:])
+
+
+@functools.cache
+def _validator() -> Validator:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    text = resources.files(__package__).joinpath("artifact.schema.json").read_text("utf-8")
+    # JSON Schema counts 1.0 as an integer; sizes and offsets must be real ones.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
+    strict: type[Validator] = extend(  # type: ignore[no-untyped-call]
+        Draft202012Validator, type_checker=types
+    )
+    return strict(json.loads(text))

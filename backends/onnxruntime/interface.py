@@ -1,0 +1,143 @@
+"""Inputs and outputs of an entry as the manifest describes them, and checks of what a call passes.
+
+A wrong call must not reach the engine: it would truncate numbers, read padding rows, or fail with a
+message about a node in the middle of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgecc.backends.base import Array, Role
+from edgecc.errors import RequestError
+
+DTYPES: Mapping[str, np.dtype[Any]] = {"i64": np.dtype(np.int64), "f32": np.dtype(np.float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output.
+
+    Attributes:
+        name: Its name in the entry.
+        role: What it means.
+        dtype: Element type.
+        shape: Sizes; names stand for sizes that calls choose.
+        value: The value of the program it is.
+        alias: The cache an updated cache overwrites.
+    """
+
+    name: str
+    role: Role
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+    value: str
+    alias: str | None
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> Port:
+        """A port of the manifest."""
+        return cls(
+            item["name"],
+            Role(item["role"]),
+            DTYPES[item["dtype"]],
+            tuple(item["shape"]),
+            item.get("value", item["name"]),
+            item.get("alias"),
+        )
+
+
+class Interface:
+    """Ports of one entry.
+
+    Args:
+        entry: `entries.<name>` of the artifact, checked.
+
+    Attributes:
+        inputs: Inputs a caller passes, by role.
+        outputs: Outputs a caller may ask for, by role.
+        caches: Caches, which the engine owns.
+        updates: Values that are updated caches, and the cache each of them overwrites.
+    """
+
+    def __init__(self, entry: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        inputs = [Port.of(i) for i in entry["inputs"]]
+        outputs = [Port.of(o) for o in entry["outputs"]]
+        self.inputs: dict[Role, Port] = {p.role: p for p in inputs if p.role is not Role.KV_CACHE}
+        self.outputs: dict[Role, Port] = {p.role: p for p in outputs if p.role is not Role.KV_CACHE}
+        self.caches = [p for p in inputs if p.role is Role.KV_CACHE]
+        self.updates = {p.value: p.alias for p in outputs if p.alias is not None}
+
+    @property
+    def rows(self) -> int:
+        """Rows of the caches; 0 without any."""
+        return min((int(c.shape[2]) for c in self.caches), default=0)
+
+    def check(self, inputs: Mapping[Role, Array], outputs: Sequence[Role], capacity: int) -> None:
+        """Check a call.
+
+        Args:
+            inputs: What was passed.
+            outputs: What is wanted.
+            capacity: Rows of the caches that may be filled.
+
+        Raises:
+            RequestError: A role is missing or unknown, an array has another dtype or shape than
+                its port, a row index is out of range, or the new rows do not fit into the caches.
+        """
+        if inputs.keys() != self.inputs.keys():
+            raise RequestError(
+                "run/inputs", f"the entry takes {_names(self.inputs)}, got {_names(inputs)}"
+            )
+        for role in outputs:
+            if role not in self.outputs:
+                raise RequestError(
+                    "run/outputs",
+                    f"the entry has no output {role!s}",
+                    notes=[f"it has {_names(self.outputs)}"],
+                    help="optional outputs of a draft are kept by compiling with draft_outputs",
+                )
+        # Caches hold one sequence.
+        sizes = {c.shape[0]: 1 for c in self.caches}
+        for role, port in self.inputs.items():
+            _check_array(port, inputs[role], sizes)
+        self._check_rows(inputs, capacity)
+
+    def _check_rows(self, inputs: Mapping[Role, Array], capacity: int) -> None:
+        rows = inputs.get(Role.TOKEN_IDS, inputs.get(Role.FEATURES))
+        if rows is None:
+            return
+        wanted, length = inputs.get(Role.LOGIT_ROWS), inputs.get(Role.CACHE_LENGTH)
+        if wanted is not None and (wanted.min() < 0 or wanted.max() >= rows.shape[1]):
+            raise RequestError(
+                "run/logit-rows", f"logit rows {wanted.tolist()} of {rows.shape[1]} token rows"
+            )
+        if self.caches and length is not None:
+            start = int(length[0])
+            if start < 0 or start + rows.shape[1] > capacity:
+                raise RequestError(
+                    "run/cache-overflow",
+                    f"rows {start}..{start + rows.shape[1]} exceed the cache capacity {capacity}",
+                )
+
+
+def _check_array(port: Port, array: Array, sizes: dict[int | str, int]) -> None:
+    if array.dtype != port.dtype:
+        raise RequestError("run/dtype", f"{port.role} must be {port.dtype}, got {array.dtype}")
+    fits = array.ndim == len(port.shape) and array.size > 0
+    if fits:
+        for size, dim in zip(array.shape, port.shape, strict=True):
+            fits &= size == (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
+    if not fits:
+        expected = ", ".join(str(sizes.get(d, d)) for d in port.shape)
+        raise RequestError(
+            "run/shape", f"{port.role} must have shape [{expected}], got {list(array.shape)}"
+        )
+
+
+def _names(roles: Mapping[Role, object]) -> str:
+    return ", ".join(sorted(map(str, roles))) or "nothing"
