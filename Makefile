@@ -57,8 +57,8 @@ dist: $(DEV)/.installed ## build dist/: the sdist, and the wheel from that sdist
 	rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m build --quiet
 
-bench: $(DEV)/.installed ## run the measurements (marked bench)
-	$(BIN)/pytest -q -s -m bench tests $(wildcard benchmarks) $(ARGS)
+bench: $(DEV)/.installed ## measure (ARGS="--large" adds a pair of the Qwen3-0.6B shape)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove everything that was built, environments included
 	rm -rf build dist site compiler/*.egg-info $(DEMO) $(DEV)

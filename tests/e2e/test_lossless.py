@@ -29,7 +29,7 @@ def test_goldens_for_every_number_of_proposals(generator, goldens, prompt, steps
 
 
 def random_prompts():
-    """60 prompts: every length around one token, the block, the prefill chunk and several chunks."""
+    """60 prompts of lengths around one token, the block, the prefill chunk, several chunks."""
     random = np.random.default_rng(7)
     special = [1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 62, 63, 64, 65, 66, 127, 128, 129, 192]
     lengths = special + random.integers(1, 200, 40).tolist()
