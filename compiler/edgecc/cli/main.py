@@ -35,6 +35,7 @@ COMMANDS = {
     "opt": "edgecc.cli.opt_command",
     "diff": "edgecc.cli.diff_command",
     "passes": "edgecc.cli.passes_command",
+    "explain": "edgecc.cli.explain_command",
 }
 """Command name to the module that holds it as `command`."""
 
@@ -66,6 +67,7 @@ class LazyGroup(click.Group):
                     ("opt", "Run passes on IR text."),
                     ("diff", "Compare two IR texts."),
                     ("passes", "List the passes, or show the manual of one."),
+                    ("explain", "Say where a tensor or node comes from."),
                 ]
             )
 
