@@ -27,6 +27,7 @@ class CompileOptions:
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
             a head of its own; `copy` binds to a copy (to measure what sharing saves).
         linear_form: How quantized linear layers run, see `lower-encodings`.
+        pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
         draft_outputs: Keep the draft's logits and confidences as outputs.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against
             them when the bundle is small; `full` checks always.
@@ -39,6 +40,7 @@ class CompileOptions:
     prefill_chunk: int = 128
     lm_head: str = "auto"
     linear_form: str = "auto"
+    pass_pipeline: str | None = None
     draft_outputs: bool = False
     verify: str = "fast"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,13 @@ from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import NVFP4
 from edgecc.ir.weights import Stored, Unbound
 from edgecc.manifest import describe
-from edgecc.passes.base import PassContext, Remark
+from edgecc.passes.base import Pass, PassContext, Remark
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
+from edgecc.passes.instruments import Instrument
+from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
+from edgecc.passes.pipeline import parse_pipeline
 from edgecc.paths import check_outputs, local_path, writable_path
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
@@ -118,6 +121,7 @@ def compile(
     dump_ir: str | Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    instruments: Sequence[Instrument] = (),
     **options: Any,
 ) -> CompileReport:
     """Compile a target, alone or with its draft, into a bundle directory.
@@ -132,6 +136,7 @@ def compile(
         dump_ir: Folder for the IR before the first pass and after each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
+        instruments: Told about every pass, see `edgecc.passes.instruments`.
         **options: Fields of `CompileOptions`.
 
     Returns:
@@ -154,7 +159,7 @@ def compile(
     if dry_run:
         check_destination(out, force=force)
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
-        lowered = _lower_ir(source, draft, chosen, dump, report)
+        lowered = _lower_ir(source, draft, chosen, dump, report, instruments)
         try:
             if strict:
                 _refuse_warnings(_findings(lowered.module))
@@ -164,6 +169,17 @@ def compile(
             return _report(lowered, bundle, size)
         finally:
             _close(lowered.module)
+
+
+def _passes(device: Device, options: CompileOptions) -> list[Pass[Any]]:
+    if options.pass_pipeline is not None:
+        return [*parse_pipeline(options.pass_pipeline), Legalize(LegalizeOptions(device.name))]
+    return default_pipeline(
+        device,
+        copy_head=options.lm_head == "copy",
+        keep_draft_logits=options.draft_outputs,
+        linear_form=options.linear_form,
+    )
 
 
 def _default_output(target: Path) -> str:
@@ -188,6 +204,7 @@ def _lower_ir(
     options: CompileOptions,
     dump_ir: Path | None,
     report: Progress,
+    instruments: Sequence[Instrument],
 ) -> _Lowered:
     device = get_device(options.device)
     _check_needs_draft(options, draft)
@@ -197,15 +214,10 @@ def _lower_ir(
     check_tokenizer(_checkpoints(module)["target"])
     report("lift", 1, 1)
     _scan_values(module, report)
-    passes = default_pipeline(
-        device,
-        copy_head=options.lm_head == "copy",
-        keep_draft_logits=options.draft_outputs,
-        linear_form=options.linear_form,
-    )
     manager = PassManager(
-        passes,
+        _passes(device, options),
         dump_dir=dump_ir,
+        instruments=instruments,
         observer=lambda name, i, n: report(f"pass {name}", i, n),
     )
     ctx = PassContext(device)

@@ -142,3 +142,22 @@ def test_passes_lists_and_explains(capsys):
     assert "relative error up to 0.0001" in out
     assert main(["passes", "lower-encoding"]) == 2
     assert "did you mean 'lower-encodings'" in capsys.readouterr().err
+
+
+def test_compile_with_a_pipeline_of_ones_own(tmp_path, capsys):
+    out = tmp_path / "b"
+    pipeline = (
+        "bind-shared-weights,drop-outputs,unroll-markov,fuse-cached-attention,"
+        "lower-encodings,outline-shared,dce"
+    )
+    flags = ["--max-model-len", "32", "--dump-pass-pipeline", "--print-ir-before", "dce"]
+    arguments = [TARGET, "--draft", DRAFT, "-o", str(out), *flags]
+    assert main(["compile", *arguments, "--pass-pipeline", pipeline]) == 0
+    err = capsys.readouterr().err
+    assert f"pipeline: {pipeline},legalize{{device=cpu}}" in err
+    assert err.count("// ---- before 7: dce") == 1
+    assert main(["run", str(out), "--token-ids", "5,6,7", "--max-new-tokens", "4", "-q"]) == 0
+    assert main(["compile", *arguments, "--pass-pipeline", "bind-shared-weights"]) == 4
+    assert "cannot run markov_chain" in capsys.readouterr().err
+    assert main(["compile", *arguments, "--print-ir-after", "dc"]) == 2
+    assert "unknown pass 'dc'" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
+from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens")
@@ -101,6 +102,9 @@ VLLM_KEYS = (
     show_default=True,
     help="Compare the engine with reference rows before the bundle is published.",
 )
+@click.option("--pass-pipeline", metavar="PIPELINE", help="Passes instead of the default ones.")
+@click.option("--dump-pass-pipeline", is_flag=True, help="Show the passes that ran, as text.")
+@print_ir_options
 @click.option("--timing-json", metavar="FILE", help="Write seconds and sizes per pass.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -121,17 +125,21 @@ def command(console: Console, **flags: Any) -> int:
         dump_ir=flags["dump_ir"],
         strict=flags["strict"],
         progress=console.progress(),
+        instruments=print_ir(console, flags),
         device=(flags["device"] or ("cpu",))[0],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
+        pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )
     for finding in report.findings:
         console.diagnostic(finding)
     for decision in report.decisions:
         console.info(f"  {decision}")
+    if flags["dump_pass_pipeline"]:
+        console.always(f"pipeline: {report.pipeline}")
     if console.verbosity >= 2:
         for remark in report.remarks:
             console.detail(f"  {remark}")

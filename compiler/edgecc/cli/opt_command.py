@@ -12,11 +12,11 @@ import click
 from edgecc.cli.lift_command import write_text
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console
+from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.errors import UsageError
 
 if TYPE_CHECKING:
     from edgecc.ir import Module
-    from edgecc.passes.instruments import Instrument
     from edgecc.passes.manager import PassTiming
 
 
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     metavar="ROLE=DIR",
     help="Where a checkpoint lies now, instead of the folder the text names.",
 )
-@click.option("--print-ir-before", multiple=True, metavar="PASS")
-@click.option("--print-ir-after", multiple=True, metavar="PASS")
-@click.option("--print-ir-after-all", is_flag=True)
-@click.option("--print-ir-after-change", is_flag=True)
+@print_ir_options
 @click.option(
     "--dump-ir", metavar="DIR", help="Numbered files before the first and after each pass."
 )
@@ -77,7 +74,7 @@ def command(console: Console, file: str, **flags: Any) -> int:
         verify_each=flags["verify_each"],
         dump_dir=Path(flags["dump_ir"]) if flags["dump_ir"] else None,
         measure_memory=bool(flags["timing"] or flags["timing_json"]),
-        instruments=_instruments(console, flags),
+        instruments=print_ir(console, flags),
     )
     manager.run(module, ctx)
     if flags["explain"]:
@@ -110,22 +107,6 @@ def _read(file: str, checkpoints: tuple[str, ...]) -> Module:
         module = read_module(Path(file))
         attach_checkpoints(module, near=Path(file).parent, folders=folders)
     return module
-
-
-def _instruments(console: Console, flags: dict[str, Any]) -> list[Instrument]:
-    from edgecc.passes.instruments import PrintIr
-
-    everything = flags["print_ir_after_all"] or flags["print_ir_after_change"]
-    if not (everything or flags["print_ir_before"] or flags["print_ir_after"]):
-        return []
-    return [
-        PrintIr(
-            console.always,
-            before=flags["print_ir_before"],
-            after=None if everything else flags["print_ir_after"],
-            on_change=flags["print_ir_after_change"] and not flags["print_ir_after_all"],
-        )
-    ]
 
 
 def _table(timings: list[PassTiming]) -> str:
