@@ -1,0 +1,69 @@
+"""The documentation names what there is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from edgecc.cli.main import COMMANDS
+from edgecc.passes import PASSES
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def options(name: str) -> list[str]:
+    """The first long spelling of every visible option of a command."""
+    command = importlib.import_module(COMMANDS[name]).command
+    return [
+        next(o for o in p.opts if o.startswith("--"))
+        for p in command.params
+        if isinstance(p, click.Option) and not p.hidden
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_and_option_is_in_the_reference(name):
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert re.search(rf"^edgecc {name}\s", text, re.MULTILINE)
+    short = {"--output": "-o", "--num-speculative-tokens": "-k", "--context": "-U"}
+    short |= {"--pass-pipeline": "-p", "--verbose": "-v", "--quiet": "-q"}
+    short |= {"--verify-each": "--no-verify-each"}
+    missing = [o for o in options(name) if not re.search(f"`(?:{o}|{short.get(o, o)})[ `]", text)]
+    assert missing == []
+
+
+def test_no_option_is_documented_that_does_not_exist():
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    known = {o for name in COMMANDS for o in _all_spellings(name)} | {"--version", "--help"}
+    named = set(re.findall(r"`(--[a-z-]+)", text))
+    assert named - known == set()
+
+
+def _all_spellings(name: str) -> list[str]:
+    command = importlib.import_module(COMMANDS[name]).command
+    return [
+        spelling
+        for p in command.params
+        if isinstance(p, click.Option)
+        for spelling in (*p.opts, *p.secondary_opts)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_every_pass_has_its_manual_on_the_passes_page(name):
+    module, _, cls = PASSES[name].partition(":")
+    assert f"::: {module}.{cls}\n" in (DOCS / "passes.md").read_text(encoding="utf-8")
+
+
+def test_every_decision_is_listed():
+    index = (DOCS / "adr" / "index.md").read_text(encoding="utf-8")
+    nav = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = sorted(p.name for p in (DOCS / "adr").glob("0*.md"))
+    assert pages
+    for page in pages:
+        assert f"({page})" in index
+        assert f"adr/{page}" in nav
