@@ -22,15 +22,13 @@ import os
 import re
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn
+from types import TracebackType
 
 from edgecc.backends.storage import storage_errors, sync
+from edgecc.signals import termination_raises
 
 try:
     import fcntl
@@ -191,24 +189,3 @@ def _lock(directory: Path, *, wait: bool) -> int | None:
             raise
         return handle
     return None
-
-
-@contextmanager
-def termination_raises() -> Iterator[None]:
-    """Let the signals that ask a program to end raise SystemExit, where nobody handles them."""
-    taken = []
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _raise_exit)
-                taken.append(number)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from edgecc.errors import InputError, UnsupportedError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.fields import Fields
 from edgecc.frontends.strict_json import JsonObject
 from edgecc.ir.rope import ROPE_TYPES, RopeParams
 from edgecc.ir.types import DType
+
+DEFAULT_THETA = 10000.0
+"""Base of the rotary frequencies where a config has none."""
 
 _LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
 _KEY_PROJECTION = re.compile(r"(?:(?!mtp\.).*\.)?layers\.(\d+)\.self_attn\.k_proj\.weight")
@@ -100,6 +103,7 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     model_type = text.string("model_type", default="")
     layer_types, windows = _attention_kinds(text, model_type, layers)
     bos, eos = (_token_ids(checkpoint, top, text, k) for k in ("bos_token_id", "eos_token_id"))
+    _note_missing_theta(checkpoint, text)
     partial = 0.25 if model_type.startswith("qwen3_5") else 1.0
     return TextConfig(
         architectures=top.strings("architectures") or (),
@@ -111,7 +115,7 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=text.integer("vocab_size"),
-        rms_norm_eps=text.number("rms_norm_eps"),
+        rms_norm_eps=_epsilon(text),
         hidden_act=text.string("hidden_act"),
         max_position_embeddings=text.integer("max_position_embeddings"),
         attention_bias=text.boolean("attention_bias", default=False),
@@ -154,7 +158,7 @@ def parse_rope(
     rotated = int(head_dim * partial)
     if partial > 1 or rotated < 2 or rotated % 2:
         holder.fail("partial_rotary_factor", f"a fraction that gives head_dim {head_dim} even dims")
-    theta = (rope if "rope_theta" in rope else outer).number("rope_theta", default=10000.0)
+    theta = (rope if "rope_theta" in rope else outer).number("rope_theta", default=DEFAULT_THETA)
     try:
         return _scaled(RopeParams(theta, rotated), rope_type, rope, outer)
     except ValueError as error:
@@ -319,6 +323,27 @@ def _token_ids(checkpoint: Checkpoint, top: Fields, text: Fields, key: str) -> f
             fields.fail(key, f"ids below vocab_size {text.integer('vocab_size')}")
         found |= ids
     return found
+
+
+def _epsilon(text: Fields) -> float:
+    epsilon = text.number("rms_norm_eps")
+    if epsilon >= 1:  # would drown what it is added to
+        text.fail("rms_norm_eps", "a number below 1")
+    return epsilon
+
+
+def _note_missing_theta(checkpoint: Checkpoint, text: Fields) -> None:
+    """No frequency base is a sign of a damaged config: most models were trained with another."""
+    if "rope_theta" not in text and "rope_theta" not in _rope_object(text):
+        checkpoint.findings.append(
+            Diagnostic(
+                "rope/default-theta",
+                f"there is no rope_theta: {DEFAULT_THETA:g} is taken",
+                where=text.at("rope_theta"),
+                help="add the value the model was trained with",
+                severity=Severity.WARNING,
+            )
+        )
 
 
 def _tied(top: Fields, text: Fields) -> bool:

@@ -277,9 +277,8 @@ def _golden(
     """
     length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
     rows = min(PROMPT_ROWS, length, chunk)
-    module = lift_checkpoints(
-        target, draft, replace(_lift_options(options), max_model_len=max(rows, 2))
-    )
+    small = replace(_lift_options(options), max_model_len=max(rows, 2), max_input_len=None)
+    module = lift_checkpoints(target, draft, small)
     try:
         BindSharedWeights().run(module, PassContext())
         return make_golden(module, rows)

@@ -14,7 +14,7 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.ir.analysis import call_graph
 from edgecc.ir.core import Json, Module
 from edgecc.ir.weights import Derived, WeightTable
-from edgecc.passes.bind_shared_weights import embedding_of, head_of
+from edgecc.passes.bind_shared_weights import ROLES, embedding_of, head_of
 
 
 def describe(
@@ -113,6 +113,12 @@ def _roles(module: Module, tensors: Collection[str]) -> dict[str, str]:
         for symbol, role in named:
             for stored in _stored(table, symbol, tensors) if symbol else ():
                 roles[stored] = role
+    # A draft's own head and embedding: its graph has no input or output that tells them.
+    for symbol in table:
+        role = symbol.removesuffix(".weight").rpartition(".")[2]
+        if role in ROLES:
+            for stored in _stored(table, symbol, tensors):
+                roles.setdefault(stored, role)
     return roles
 
 

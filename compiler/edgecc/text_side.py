@@ -33,7 +33,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         )
         return
     try:
-        Tokenizer.from_directory(path.parent)
+        _check_ids(Tokenizer.from_directory(path.parent), checkpoint)
         templates = ChatTemplates.from_directory(path.parent)
     except BundleError as error:
         raise InputError(*(_relocated(d, checkpoint) for d in error.diagnostics)) from error
@@ -43,6 +43,28 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         checkpoint.findings += [
             replace(_relocated(d, checkpoint), severity=Severity.WARNING) for d in error.diagnostics
         ]
+
+
+def _check_ids(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+    """The library numbers added tokens itself; where a file has gaps, it means other ids."""
+    added = (checkpoint.json(TOKENIZER) or {}).get("added_tokens")
+    declared = [
+        (token["id"], token["content"])
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict) and isinstance(token.get("id"), int) and "content" in token
+    ]
+    differing = [(i, text) for i, text in declared if tokenizer.token(int(str(i))) != text]
+    if differing:
+        checkpoint.findings.append(
+            Diagnostic(
+                "tokenizer/other-ids",
+                f"{len(differing)} added tokens get other ids than {TOKENIZER} declares",
+                where=f"{checkpoint.role}/{TOKENIZER}",
+                notes=tuple(f"{text!r} is declared as {i}" for i, text in differing[:5]),
+                help="export the tokenizer again with the tokenizers library",
+                severity=Severity.WARNING,
+            )
+        )
 
 
 def copy_tokenizer(writer: BundleWriter, checkpoint: Checkpoint) -> None:

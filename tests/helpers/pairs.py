@@ -47,7 +47,7 @@ class PairOptions:
         heads: Query heads.
         kv_heads: Key and value heads.
         head_dim: Width of a head, a multiple of 4.
-        vocab: Rows of embedding and head.
+        vocab: Rows of embedding and head; unlike all other widths of these modules.
         tokens: Ids below it are tokens, the other rows padding.
         slots: Slots of the draft's block.
         capacity: Rows of the caches.
@@ -72,7 +72,7 @@ class PairOptions:
     heads: int = 2
     kv_heads: int = 1
     head_dim: int = 4
-    vocab: int = 12
+    vocab: int = 13
     tokens: int = 11
     slots: int = 3
     capacity: int = 10

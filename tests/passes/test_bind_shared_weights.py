@@ -63,8 +63,8 @@ def test_binds_to_what_the_target_uses_in_its_precision():
     changed, ctx = bind(module)
     assert changed
     table = module.weights
-    assert table[DRAFT_HEAD] == Weight((12, 8), NVFP4(4), Alias(TARGET_HEAD))
-    assert table[DRAFT_EMBEDDING] == Weight((12, 8), Dense(DType.BF16), Alias(TARGET_EMBEDDING))
+    assert table[DRAFT_HEAD] == Weight((13, 8), NVFP4(4), Alias(TARGET_HEAD))
+    assert table[DRAFT_EMBEDDING] == Weight((13, 8), Dense(DType.BF16), Alias(TARGET_EMBEDDING))
     assert check_property(module, "heads-bound") == []
     assert module.decisions == [
         f"{DRAFT_EMBEDDING} -> {TARGET_EMBEDDING} "
@@ -207,7 +207,7 @@ def test_hidden_sizes_differ(hidden):
     """Four is also the packed width of the target's head: shapes that agree by accident."""
     module = pair(PairOptions(draft_embedding="own"), draft=False)
     module.weights.add(
-        DRAFT_HEAD, Weight((12, hidden), Dense(DType.BF16), Unbound("lm_head", ("d: lm_head",)))
+        DRAFT_HEAD, Weight((13, hidden), Dense(DType.BF16), Unbound("lm_head", ("d: lm_head",)))
     )
     found = refused(module)
     assert found.id == "bind/hidden-mismatch"
@@ -215,11 +215,11 @@ def test_hidden_sizes_differ(hidden):
         f"the draft works on hidden size {hidden}, the target's tensor has 8 columns"
     )
     assert found.where == f"weight @{DRAFT_HEAD}"
-    assert found.notes == ("the target's tensor is inline, nvfp4<block=4> [12, 8]",)
+    assert found.notes == ("the target's tensor is inline, nvfp4<block=4> [13, 8]",)
     assert found.help == "use the target this draft was trained for"
 
 
-@pytest.mark.parametrize("vocab", [11, 13])
+@pytest.mark.parametrize("vocab", [12, 14])
 @pytest.mark.parametrize(("symbol", "role"), [(DRAFT_HEAD, "lm_head"), ("e", "embed_tokens")])
 def test_vocabularies_differ(vocab, symbol, role):
     module = pair(draft=False)
@@ -227,7 +227,7 @@ def test_vocabularies_differ(vocab, symbol, role):
     found = refused(module)
     assert found.id == "bind/vocab-mismatch"
     assert found.message == (
-        f"the draft expects a vocabulary of {vocab} rows, the target's tensor has 12"
+        f"the draft expects a vocabulary of {vocab} rows, the target's tensor has 13"
     )
     assert found.where == f"weight @{symbol}"
     assert "reduced draft vocabulary" in found.help
@@ -236,7 +236,7 @@ def test_vocabularies_differ(vocab, symbol, role):
 def test_the_targets_own_head_is_unbound():
     module = pair(draft=False)
     module.weights.rebind(
-        TARGET_HEAD, Weight((12, 8), NVFP4(4), Unbound("lm_head", ("t: lm_head.weight",)))
+        TARGET_HEAD, Weight((13, 8), NVFP4(4), Unbound("lm_head", ("t: lm_head.weight",)))
     )
     found = refused(module)
     assert found.id == "bind/target-unbound"
@@ -245,7 +245,7 @@ def test_the_targets_own_head_is_unbound():
 
 def test_weights_of_other_roles_are_left_alone():
     module = pair(draft=False)
-    module.weights.add("norm", Weight((12, 8), Dense(DType.BF16), Unbound("norm")))
+    module.weights.add("norm", Weight((13, 8), Dense(DType.BF16), Unbound("norm")))
     text = module_text(module)
     assert bind(module) == (False, PassContext())
     assert module_text(module) == text

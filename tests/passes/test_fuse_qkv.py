@@ -50,7 +50,7 @@ def test_target_stacks_three_and_block_draft_two(encoding):
     ]
     fused = module.weights["target.layers.0.q_proj+k_proj+v_proj.weight"]
     assert fused.shape == (2 * 4 + 4 + 4, 8)
-    assert [s for s in fused.source.inputs] == [f"target.layers.0.{n}_proj.weight" for n in "qkv"]
+    assert list(fused.source.inputs) == [f"target.layers.0.{n}_proj.weight" for n in "qkv"]
 
 
 @pytest.mark.parametrize("head_norms", [True, False])

@@ -11,7 +11,7 @@ from edgecc.cli.output import Console, print_json, print_text
 
 
 @click.command(cls=Command, name="inspect", short_help="Show a checkpoint or a bundle.")
-@click.argument("path", type=click.Path())
+@click.argument("path")
 @click.option("--weights", "show_weights", is_flag=True, help="List every weight.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common

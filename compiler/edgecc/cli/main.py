@@ -22,9 +22,9 @@ from contextlib import suppress
 import click
 
 import edgecc
-from edgecc.backends.staging import termination_raises
 from edgecc.cli.output import Console, stop_bar
 from edgecc.errors import EdgeccError
+from edgecc.signals import termination_raises
 
 COMMANDS = {
     "compile": "edgecc.cli.compile_command",

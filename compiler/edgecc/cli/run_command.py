@@ -11,6 +11,7 @@ import click
 from edgecc.cli.options import Command, common, num_threads
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import UsageError
+from edgecc.paths import local_path
 
 if TYPE_CHECKING:
     from edgecc.backends.runtime import Chunk, Generator
@@ -38,7 +39,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
 
     prompt = _prompt(flags)
     generator = edgecc.load(
-        bundle,
+        local_path(bundle, "bundle"),
         device=flags["device"],
         num_threads=num_threads(flags["num_threads"]),
         progress=console.progress(),

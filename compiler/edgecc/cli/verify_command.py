@@ -9,6 +9,7 @@ import click
 from edgecc.cli.options import Command, common, num_threads
 from edgecc.cli.output import Console, print_json
 from edgecc.errors import MismatchError
+from edgecc.paths import local_path
 
 
 @click.command(cls=Command, name="verify", short_help="Prove a bundle on this machine.")
@@ -31,7 +32,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
     from edgecc.backends.runtime.verify import verify_bundle
 
     result = verify_bundle(
-        bundle,
+        local_path(bundle, "bundle"),
         device=flags["device"],
         num_threads=num_threads(flags["num_threads"]),
         prompts=flags["prompts"],

@@ -1,0 +1,124 @@
+"""Golden rows: what the reference computes, and engines that compute something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+import edgecc
+from edgecc.devices import get_device
+from edgecc.errors import InputError, MismatchError
+from edgecc.frontends.lift import lift
+from edgecc.frontends.options import LiftOptions
+from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
+from edgecc.ir.core import Module
+from edgecc.passes.base import PassContext
+from edgecc.passes.bind_shared_weights import BindSharedWeights
+from helpers.byte_tokenizer import NUM_TOKENS
+from helpers.checkpoints import Tensors, edit_tensors, write_draft, write_target
+from helpers.reference import Draft, Target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("golden") / "t", layers=2, quantized=False)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_draft(
+        tmp_path_factory.mktemp("golden") / "d",
+        layers=1,
+        target_layers=2,
+        target_layer_ids=(0, 1),
+    )
+
+
+def lifted(target: Path, draft: Path | None = None) -> Module:
+    module = lift(target, draft, LiftOptions(max_model_len=16))
+    BindSharedWeights().run(module, PassContext())
+    return module
+
+
+@pytest.mark.parametrize("rows", [1, 2, PROMPT_ROWS, 9])
+def test_rows_equal_an_independent_reference(target: Path, draft: Path, rows: int) -> None:
+    golden = load(make_golden(lifted(target, draft), rows))
+    ids = golden["token_ids"].tolist()
+    assert len(ids) == rows
+    assert len(set(ids)) == rows
+    assert max(ids) < NUM_TOKENS
+    model = Target(target)
+    expected = model.run(ids)
+    assert np.allclose(golden["logits"], expected.logits[-1:], rtol=1e-4, atol=1e-4)
+    taps = expected.taps((0, 1))
+    assert np.allclose(golden["hidden_tap"], taps, rtol=1e-4, atol=1e-4)
+    anchor = int(expected.logits[-1, :NUM_TOKENS].argmax())
+    assert golden["anchor"].tolist() == [anchor]
+    reference = Draft(draft, model, block_size=4, mask_token_id=287, num_tokens=NUM_TOKENS)
+    assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
+
+
+def test_a_target_alone_has_no_draft_rows(target: Path) -> None:
+    golden = load(make_golden(lifted(target)))
+    assert golden.keys() == {"token_ids", "logits"}
+    assert golden["logits"].shape == (1, 288)
+    assert golden["logits"].dtype == np.float32
+
+
+def test_the_same_every_time(target: Path, draft: Path) -> None:
+    assert make_golden(lifted(target, draft)) == make_golden(lifted(target, draft))
+
+
+def test_overflow_is_the_checkpoints_fault(tmp_path: Path) -> None:
+    path = write_target(tmp_path / "t", layers=1, quantized=False)
+
+    def scale(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = np.full(64, 3e38, dtype=np.float32)
+
+    with pytest.raises(InputError, match="overflow float32") as caught:
+        make_golden(lifted(edit_tensors(path, scale)))
+    assert caught.value.id == "golden/not-finite"
+
+
+class TestCheckEngine:
+    @pytest.fixture(scope="module")
+    @staticmethod
+    def bundle(tmp_path_factory: pytest.TempPathFactory, target: Path, draft: Path) -> Path:
+        out = tmp_path_factory.mktemp("golden") / "b"
+        edgecc.compile(target, draft, out=out, max_model_len=16)
+        return out
+
+    def check(self, bundle: Path, golden: bytes) -> None:
+        manifest = edgecc.backends.bundle.Bundle.open(bundle).manifest
+        check_engine(bundle, get_device("cpu"), manifest["artifacts"]["cpu"], golden)
+
+    def test_its_own_rows(self, bundle: Path) -> None:
+        self.check(bundle, (bundle / GOLDEN_FILE).read_bytes())
+
+    @pytest.mark.parametrize("name", ["logits", "hidden_tap"])
+    def test_rows_off_by_more_than_rounding(self, bundle: Path, name: str) -> None:
+        golden = load((bundle / GOLDEN_FILE).read_bytes())
+        largest = float(np.abs(golden[name]).max())
+        golden[name] = golden[name].copy()
+        golden[name].reshape(-1)[0] += np.float32(3e-5 * largest)
+        self.check(bundle, save(golden))
+        golden[name].reshape(-1)[0] += np.float32(2e-4 * largest)
+        with pytest.raises(MismatchError) as caught:
+            self.check(bundle, save(golden))
+        assert sum("FAILED" in note for note in caught.value.diagnostics[0].notes) == 1
+
+    def test_one_other_proposal(self, bundle: Path) -> None:
+        golden = load((bundle / GOLDEN_FILE).read_bytes())
+        golden["proposals"] = golden["proposals"].copy()
+        golden["proposals"][-1] ^= 1
+        with pytest.raises(MismatchError, match="numbers differ"):
+            self.check(bundle, save(golden))
+
+    def test_reference_that_is_no_number(self, bundle: Path) -> None:
+        golden = load((bundle / GOLDEN_FILE).read_bytes())
+        golden["logits"] = np.full_like(golden["logits"], np.nan)
+        with pytest.raises(MismatchError):
+            self.check(bundle, save(golden))
