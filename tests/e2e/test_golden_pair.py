@@ -77,9 +77,7 @@ def test_draft_logits_match(full_generator, goldens, prompt):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_match(generator, goldens, prompt, speculation):
     golden = goldens[prompt]
-    result = generator.generate(
-        token_ids=golden["ids"], max_new_tokens=64, speculation=speculation
-    )
+    result = generator.generate(token_ids=golden["ids"], max_new_tokens=64, speculation=speculation)
     assert result.token_ids == golden["greedy"].tolist()
 
 
