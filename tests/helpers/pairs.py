@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -90,6 +91,9 @@ class PairOptions:
     stored: bool = False
     seed: int = 0
 
+
+FEWER = settings(max_examples=max(20, settings().max_examples // 4))
+"""For property tests that evaluate whole pairs: each example takes a tenth of a second."""
 
 TARGET_HEAD = "target.lm_head.weight"
 TARGET_EMBEDDING = "target.embed_tokens.weight"

@@ -104,6 +104,11 @@ def test_linear_rows_do_not_depend_on_each_other(columns):
     check_rows("linear", [x], [w])
 
 
+def test_embedding_rows_do_not_depend_on_each_other():
+    rng = np.random.default_rng(2)
+    check_rows("embedding", [rng.integers(0, 9, 7)], [packed(rng, 9, 8).weight])
+
+
 def test_linear_rows_do_not_depend_on_the_layout_of_the_input():
     rng = np.random.default_rng(3)
     x, w = values(rng, 9, 37), dense(values(rng, 4, 37))

@@ -9,7 +9,16 @@ from edgecc.errors import RequestError
 from edgecc.ir.ops import TypeRuleError, shape
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from helpers.ops import Case as C
-from helpers.ops import Cases, assert_same_bits, check_reference, family, infer, run_op, values
+from helpers.ops import (
+    Cases,
+    assert_same_bits,
+    check_reference,
+    check_rows,
+    family,
+    infer,
+    run_op,
+    values,
+)
 
 
 def filled(shape_: tuple[int, ...], element) -> np.ndarray:
@@ -171,6 +180,31 @@ def test_every_op_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name):
     check_reference(name.split("-")[0], CASES[name](np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize(
+    ("op", "others", "attrs"),
+    [
+        ("concat", [(3, 2, 5)], AxisAttributes(1)),
+        ("split", [], SplitAttributes(2, (1, 4))),
+        ("slice", [], SliceAttributes(2, 1, 4)),
+        ("tail", [(3, 2)], AxisAttributes(1)),
+        ("pad", [], PadAttributes(1, 2, 0)),
+        ("unsqueeze", [], AxisAttributes(1)),
+    ],
+)
+def test_sequences_do_not_depend_on_each_other(op, others, attrs):
+    rng = np.random.default_rng(4)
+    check_rows(op, [values(rng, 3, 4, 5), *(values(rng, *s) for s in others)], attrs=attrs)
+
+
+def test_sequences_of_positions_do_not_depend_on_each_other():
+    length, x = np.array([0, 5, 2]), np.zeros((3, 4))
+    for op in ("position_ids", "advance"):
+        check_rows(op, [length, x])
+    rows = np.array([1, 0])
+    check_rows("take_rows", [values(np.random.default_rng(5), 3, 4, 5), rows], shared=[1])
+    check_rows("squeeze", [np.ones((3, 1))], attrs=AxisAttributes(1))
 
 
 @given(

@@ -37,7 +37,7 @@ from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.verifier import PROPERTIES, check_property
 from helpers.modules import modules
-from helpers.pairs import DRAFT_EMBEDDING, DRAFT_HEAD, PairOptions, pair, pair_options
+from helpers.pairs import DRAFT_EMBEDDING, DRAFT_HEAD, FEWER, PairOptions, pair, pair_options
 from helpers.weights import ForbiddenReader, dense, inline, packed, store
 
 F32 = Dense(DType.F32)
@@ -408,6 +408,7 @@ def test_random_modules_verify(module):
     assert verify(module) == []
 
 
+@FEWER
 @given(pair_options())
 def test_pairs_verify_and_nothing_is_read(options):
     module = pair(options)

@@ -31,6 +31,7 @@ from helpers.ops import assert_same_bits
 from helpers.pairs import (
     DRAFT_EMBEDDING,
     DRAFT_HEAD,
+    FEWER,
     TARGET_EMBEDDING,
     TARGET_HEAD,
     PairOptions,
@@ -260,6 +261,7 @@ def test_finding_head_and_embedding():
     assert embedding_of(module.graphs["draft"]) is None
 
 
+@FEWER
 @given(pair_options())
 def test_bound_drafts_compute_what_drafts_with_copies_compute(options):
     """Any pair: borrowing gives the bits of shipping the same tensors."""

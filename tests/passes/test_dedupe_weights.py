@@ -15,6 +15,7 @@ from helpers.modules import check_pass, module_text, storage
 from helpers.pairs import (
     DRAFT_EMBEDDING,
     DRAFT_HEAD,
+    FEWER,
     TARGET_EMBEDDING,
     TARGET_HEAD,
     PairOptions,
@@ -219,6 +220,7 @@ def test_a_draft_with_other_tensors_keeps_them():
     assert storage(module) == before
 
 
+@FEWER
 @given(pair_options())
 def test_random_pairs(options):
     options = replace(options, stored=True)

@@ -22,6 +22,7 @@ from helpers.modules import evaluate, interface, storage
 from helpers.ops import assert_same_bits
 from helpers.pairs import (
     DRAFT_HEAD,
+    FEWER,
     TARGET_EMBEDDING,
     TARGET_HEAD,
     PairOptions,
@@ -100,6 +101,7 @@ def test_values_stay(device, form, logits):
     assert_same_bits(list(after.values()), [before[name] for name in after])
 
 
+@FEWER
 @given(pair_options(), st.sampled_from(sorted(DEVICES)), st.integers(0, 9))
 def test_random_pairs(options, device, seed):
     module, reference = pair(options), bound(pair(options))

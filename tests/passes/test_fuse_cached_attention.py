@@ -27,7 +27,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.dce import Dce
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from helpers.modules import check_pass
-from helpers.pairs import PairOptions, pair, pair_inputs, pair_options
+from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 from helpers.weights import dense
 
 OWN = PairOptions(draft_head="own", draft_embedding="own")
@@ -383,6 +383,7 @@ def test_pairs(rope):
     assert names.isdisjoint({"attention", "cache_update", "rope", "position_ids", "advance"})
 
 
+@FEWER
 @given(
     pair_options(),
     st.integers(0, 9),

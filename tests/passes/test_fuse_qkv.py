@@ -13,7 +13,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_qkv import FuseQkv
 from helpers.modules import check_pass, evaluate, storage
-from helpers.pairs import PairOptions, pair, pair_inputs, pair_options
+from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 from helpers.weights import dense
 
 OWN = PairOptions(draft_head="own", draft_embedding="own")
@@ -210,6 +210,7 @@ def test_split_undoes_the_stack_for_any_head_counts(kv_heads, group, encoding, s
         assert np.array_equal(found, expected)
 
 
+@FEWER
 @given(pair_options(), st.integers(0, 9))
 def test_random_pairs(options, seed):
     options = replace(options, draft_head="own", draft_embedding="own")

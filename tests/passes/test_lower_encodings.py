@@ -26,7 +26,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from helpers.modules import check_pass, modules, random_inputs
-from helpers.pairs import PairOptions, pair, pair_inputs, pair_options
+from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 from helpers.weights import ForbiddenReader, Packed, dense, packed, store
 
 F32 = Dense(DType.F32)
@@ -195,6 +195,7 @@ def test_random_modules(module, form, seed):
             assert module.weights[symbol].encoding in (F32, Int8Block(4))
 
 
+@FEWER
 @given(pair_options(), st.sampled_from(FORMS))
 def test_random_pairs(options, form):
     options = replace(options, draft_head="same", draft_embedding="same")

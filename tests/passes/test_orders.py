@@ -24,7 +24,7 @@ from edgecc.passes.outline_shared import OutlineShared
 from edgecc.passes.unroll_markov import UnrollMarkov
 from helpers.modules import evaluate, interface
 from helpers.ops import assert_same_bits
-from helpers.pairs import PairOptions, pair, pair_inputs, pair_options
+from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 
 PASSES: dict[str, Pass[Any]] = {
     made.name: made
@@ -101,6 +101,7 @@ def check(options: PairOptions, order: Sequence[str], seed: int) -> None:
     assert len(tables(module, options)) == 1 + (options.head != "tied") + own_head + own_table
 
 
+@FEWER
 @given(pair_options(), ORDERS, st.integers(0, 9))
 def test_any_order(options, order, seed):
     check(options, order, seed)
@@ -115,6 +116,7 @@ def test_sharing_found_late_still_counts(source, first):
     check(options, ["bind-shared-weights", first, *rest], 0)
 
 
+@FEWER
 @given(pair_options(), ORDERS, st.integers(0, 9))
 def test_a_second_round_changes_no_values(options, order, seed):
     check(options, [*order, *order], seed)

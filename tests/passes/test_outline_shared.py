@@ -20,6 +20,7 @@ from edgecc.ir import (
     sym,
     verify,
 )
+from edgecc.ir.analysis import live_nodes
 from edgecc.ir.ops.shape import AxisAttributes
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
@@ -28,7 +29,15 @@ from edgecc.passes.dedupe_weights import DedupeWeights, DedupeWeightsOptions
 from edgecc.passes.outline_shared import OutlineShared
 from edgecc.passes.unroll_markov import UnrollMarkov
 from helpers.modules import check_pass, interface, modules, random_inputs, storage
-from helpers.pairs import DRAFT_HEAD, TARGET_HEAD, PairOptions, pair, pair_inputs, pair_options
+from helpers.pairs import (
+    DRAFT_HEAD,
+    FEWER,
+    TARGET_HEAD,
+    PairOptions,
+    pair,
+    pair_inputs,
+    pair_options,
+)
 from helpers.weights import dense
 
 
@@ -157,6 +166,14 @@ def test_the_head_is_called_lm_head_whichever_graph_comes_first(first):
     assert check_pass(OutlineShared(), module, pair_inputs(module))
     assert "lm_head" in module.graphs
     assert next(iter(module.graphs)) == first
+
+
+def test_a_head_that_is_an_alias_is_lm_head_too():
+    module = pair()
+    module.weights.alias(TARGET_HEAD, "target.embed_tokens.weight")
+    BindSharedWeights().run(module, PassContext())
+    assert check_pass(OutlineShared(), module, pair_inputs(module))
+    assert linear_users(module)["target.embed_tokens.weight"] == {"lm_head"}
 
 
 def test_a_tied_head_and_the_embedding():
@@ -421,7 +438,7 @@ def test_random_modules(module, seed):
     assert storage(module) <= before
     users: dict[tuple[str, ...], set[str]] = {}
     for graph in leaves(module):
-        for node in graph.nodes:
+        for node in live_nodes(graph):
             if node.op.name == "linear":
                 users.setdefault(node.weights, set()).add(graph.name)
     twice = {r.where for r in ctx.remarks if "more than once" in r.message}
@@ -431,6 +448,7 @@ def test_random_modules(module, seed):
             assert users[module.graphs[callee].nodes[0].weights] == {callee}
 
 
+@FEWER
 @given(pair_options(), st.integers(0, 9), st.integers(1, 2), st.booleans())
 def test_random_pairs(options, seed, batch, unrolled):
     """After deduplication a pair has at most one shared layer, and no leaf graphs share it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, print_text
 
 
 @click.command(cls=Command, name="diff", short_help="Compare two IR texts.")
@@ -27,7 +27,7 @@ def command(console: Console, first: str, second: str, context: int) -> int:
     text = diff(a, b, names=(first, second), context=context)
     if not text:
         return console.ok("equal")
-    click.echo(text)
+    print_text(text + "\n")
     changed = sum(
         1 for line in text.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))
     )

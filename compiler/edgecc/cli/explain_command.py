@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, print_text
 
 
 @click.command(cls=Command, name="explain", short_help="Say where a tensor or node comes from.")
@@ -21,5 +21,5 @@ def command(console: Console, path: str, name: str) -> int:
     """
     from edgecc.explanation import explain
 
-    click.echo(explain(Path(path), name))
+    print_text(explain(Path(path), name) + "\n")
     return console.ok(name)

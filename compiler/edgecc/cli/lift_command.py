@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, print_text
 
 
 @click.command(cls=Command, name="lift", short_help="Write checkpoints as IR text.")
@@ -48,6 +48,6 @@ def command(
 def write_text(output: str | None, text: str) -> None:
     """Write a result to a file, or to standard output when there is none."""
     if output is None or output == "-":
-        click.echo(text, nl=False)
+        print_text(text)
     else:
         Path(output).write_text(text, encoding="utf-8")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -55,7 +56,7 @@ class Console:
     def always(self, text: str) -> None:
         """A line the user asked for by a flag: shown even when quiet."""
         stop_bar()
-        click.echo(text, err=True)
+        click.echo(printable(text, sys.stderr), err=True)
 
     def detail(self, text: str) -> None:
         """A line shown with `-v`."""
@@ -68,7 +69,7 @@ class Console:
         if self.color:
             head = click.style(head, fg=_COLORS[diagnostic.severity], bold=True)
         stop_bar()
-        click.echo(f"{head}:{rest}", err=True, color=self.color)
+        click.echo(printable(f"{head}:{rest}", sys.stderr), err=True, color=self.color)
 
     def ok(self, text: str) -> int:
         """The last line of a command that worked; returns 0."""
@@ -101,14 +102,28 @@ def use_color(choice: str) -> bool:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
-    print_text(json.dumps(value, ensure_ascii=False, sort_keys=True) + "\n")
+    """One JSON object on standard output, with characters it cannot write as JSON's escapes."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if printable(text, sys.stdout) != text:
+        text = json.dumps(value, ensure_ascii=True, sort_keys=True)
+    print_text(text + "\n")
 
 
 def print_text(text: str) -> None:
     """A piece of a result on standard output, at once."""
     stop_bar()
-    click.echo(text, nl=False)
+    click.echo(printable(text, sys.stdout), nl=False)
+
+
+def printable(text: str, stream: TextIO | None) -> str:
+    """The text with what a stream cannot write as backslash escapes.
+
+    Characters may be outside of a stream's encoding, and names of files may be no Unicode at all.
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if codecs.lookup(encoding).name == "ascii":
+        encoding = "utf-8"  # where a locale is not set up, click writes UTF-8
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _lines() -> Callable[[str, int, int], None]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, print_text
 
 
 @click.command(cls=Command, name="passes", short_help="List the passes, or show one's manual.")
@@ -20,11 +20,11 @@ def command(console: Console, name: str | None) -> int:
     from edgecc.passes import get_pass, registered
 
     if name is not None:
-        click.echo(manual(get_pass(name)))
+        print_text(manual(get_pass(name)) + "\n")
         return console.ok(name)
     for known in sorted(registered()):
         summary = inspect.cleandoc(get_pass(known).__doc__ or "").splitlines()
-        click.echo(f"{known:<24}{summary[0] if summary else ''}")
+        print_text(f"{known:<24}{summary[0] if summary else ''}\n")
     return console.ok(f"{len(registered())} passes")
 
 

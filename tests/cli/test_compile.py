@@ -1,0 +1,450 @@
+"""`edgecc compile`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from edgecc.backends.bundle import Bundle
+from edgecc.cli import main
+from helpers.checkpoints import edit_tensors, write_draft, write_target
+from helpers.command_line import SMALL, TAPS, Command
+
+FAST = ("--max-model-len", 24, "--verify", "none")
+
+
+class TestOk:
+    def test_pair(self, edgecc: Command, tmp_path: Path, target: Path, draft: Path) -> None:
+        out = tmp_path / "b"
+        result = edgecc("compile", target, "--draft", draft, "-o", out, "--max-model-len", 24)
+        assert (result.code, result.out) == (0, "")
+        assert result.last.startswith(f"edgecc: ok {out}: ")
+        assert result.last.endswith(" MB of weights")
+        stages = [line for line in result.err.splitlines() if line.startswith("edgecc: ")][:-1]
+        assert stages == [f"edgecc: {s}" for s in ("lift", "check", "pass", "weights", "golden")]
+        assert "  draft.lm_head.weight -> target.lm_head.weight (lm_head, nvfp4" in result.err
+        assert Bundle.open(out).manifest["draft"]["num_speculative_tokens"] == 4
+
+    def test_json(self, edgecc: Command, tmp_path: Path, target: Path, draft: Path) -> None:
+        out = tmp_path / "b"
+        result = edgecc("compile", target, "--draft", draft, "-o", out, *FAST, "--json")
+        assert result.out.count("\n") == 1
+        found = json.loads(result.out)
+        assert set(found) == {"bundle", "weight_bytes", "pipeline", "decisions", "findings"}
+        assert found["bundle"] == str(out)
+        assert found["weight_bytes"] > 0
+        assert found["findings"] == []
+
+    def test_quiet(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        result = edgecc("compile", target, "-o", tmp_path / "b", *FAST, "-q")
+        assert (result.code, result.out, result.err) == (0, "", "")
+
+    def test_no_progress(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        result = edgecc("compile", target, "-o", tmp_path / "b", *FAST, "--progress", "none")
+        assert "edgecc: lift" not in result.err
+
+    def test_remarks(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        result = edgecc("compile", target, "-o", tmp_path / "b", *FAST, "-vv")
+        assert "  fuse-qkv: applied at @target" in result.err
+
+    def test_warnings_are_shown(self, edgecc: Command, tmp_path: Path) -> None:
+        target = write_target(tmp_path / "t", **SMALL, attention_bias=True)
+        result = edgecc("compile", target, "-o", tmp_path / "b", *FAST)
+        assert result.code == 0
+        assert "warning[config/bias-flag]: attention_bias is true" in result.err
+        strict = edgecc("compile", target, "-o", tmp_path / "c", *FAST, "--strict")
+        assert (strict.code, strict.id) == (3, "config/bias-flag")
+        assert not (tmp_path / "c").exists()
+
+    def test_default_output(
+        self, edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert edgecc("compile", target, *FAST).code == 0
+        assert Bundle.open(tmp_path / "target-edgecc").path
+
+    def test_dry_run(self, edgecc: Command, tmp_path: Path, target: Path, draft: Path) -> None:
+        flags = ("--draft", draft, "-o", tmp_path / "b", "--dry-run", "--json")
+        result = edgecc("compile", target, *flags)
+        assert result.code == 0
+        assert json.loads(result.out)["bundle"] is None
+        assert result.last.endswith("nothing written")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_timings(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        file = tmp_path / "t.json"
+        flags = ("-o", tmp_path / "b", "--dry-run", "--timing-json", file)
+        assert edgecc("compile", target, *flags).code == 0
+        rows = json.loads(file.read_text())
+        assert rows[0]["name"] == "bind-shared-weights"
+        assert set(rows[0]) == {"name", "seconds", "peak_bytes", "nodes", "weights", "changed"}
+
+    def test_dump_ir(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        flags = ("-o", tmp_path / "b", "--dry-run", "--dump-ir", tmp_path / "ir")
+        assert edgecc("compile", target, *flags).code == 0
+        assert (tmp_path / "ir" / "000-input.eir").is_file()
+
+    @pytest.mark.parametrize("flag", ["--model", "--model-dir", "--model-path"])
+    def test_other_names_of_target(
+        self, edgecc: Command, tmp_path: Path, target: Path, flag: str
+    ) -> None:
+        assert edgecc("compile", flag, target, "-o", tmp_path / "b", "--dry-run").code == 0
+        assert edgecc("compile", target, flag, target, "-o", tmp_path / "b", "--dry-run").code == 0
+
+    @pytest.mark.parametrize(
+        ("flag", "value", "key"),
+        [
+            ("--max-seq-len", 33, "max_model_len"),
+            ("--max-kv-cache-capacity", 33, "max_model_len"),
+            ("--max-input-len", 20, "max_input_len"),
+        ],
+    )
+    def test_limits(
+        self, edgecc: Command, tmp_path: Path, target: Path, flag: str, value: int, key: str
+    ) -> None:
+        flags = ("-o", tmp_path / "b", "--verify", "none", flag, value)
+        assert edgecc("compile", target, *flags).code == 0
+        assert Bundle.open(tmp_path / "b").manifest["limits"][key] == value
+
+    @pytest.mark.parametrize("device", ["cpu", "onnx"])
+    def test_devices(
+        self, edgecc: Command, tmp_path: Path, target: Path, draft: Path, device: str
+    ) -> None:
+        flags = ("--draft", draft, "-o", tmp_path / "b", "--max-model-len", 24)
+        assert edgecc("compile", target, *flags, "--device", device).code == 0
+        assert list(Bundle.open(tmp_path / "b").manifest["artifacts"]) == [device]
+        assert edgecc("verify", tmp_path / "b", "--prompts", 1, "--max-new-tokens", 4).code == 0
+
+    def test_force(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        out = tmp_path / "b"
+        assert edgecc("compile", target, "-o", out, *FAST).code == 0
+        assert edgecc("compile", target, "-o", out, *FAST).code == 0
+        (out / "notes").write_text("mine")
+        result = edgecc("compile", target, "-o", out, *FAST)
+        assert (result.code, result.id) == (2, "bundle/foreign-files")
+        assert edgecc("compile", target, "-o", out, *FAST, "--force").code == 0
+
+
+class TestSpeculativeConfig:
+    def test_as_flags(self, edgecc: Command, tmp_path: Path, target: Path, draft: Path) -> None:
+        config = {"method": "dspark", "model": str(draft), "num_speculative_tokens": 2}
+        text = json.dumps(config)
+        (tmp_path / "c.json").write_text(text)
+        for value in (text, f"@{tmp_path / 'c.json'}"):
+            out = tmp_path / "b"
+            flags = ("-o", out, *FAST, "--speculative-config", value)
+            assert edgecc("compile", target, *flags).code == 0
+            assert Bundle.open(out).manifest["draft"]["num_speculative_tokens"] == 2
+        same = ("--draft", draft, "-k", 2, "--spec-method", "dspark", "--dry-run")
+        assert edgecc("compile", target, *flags, *same).code == 0
+
+    def test_nulls_are_nothing(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        text = '{"method": null, "model": null, "num_speculative_tokens": null}'
+        flags = ("-o", tmp_path / "b", "--dry-run", "--speculative-config", text)
+        assert edgecc("compile", target, *flags).code == 0
+
+    @pytest.mark.parametrize(
+        ("text", "id", "words"),
+        [
+            ("", "usage/json", "not usable as JSON"),
+            ("{", "usage/json", "not usable as JSON"),
+            ("[]", "usage/json", "expected a JSON object"),
+            ("3", "usage/json", "expected a JSON object"),
+            ("[" * 100_000, "usage/json", "not usable as JSON"),
+            ('{"model": "a", "model": "b"}', "usage/json", "occurs twice"),
+            ('{"modle": "a"}', "usage/speculative-config", "did you mean 'model'?"),
+            ('{"revision": "a"}', "usage/speculative-config", "known from vLLM"),
+            ('{"model": 3}', "usage/speculative-config", "model must be a string"),
+            ('{"method": []}', "usage/speculative-config", "method must be a string"),
+            ('{"num_speculative_tokens": 0}', "usage/speculative-config", "is 0"),
+            ('{"num_speculative_tokens": true}', "usage/speculative-config", "is True"),
+            ('{"num_speculative_tokens": 2.0}', "usage/speculative-config", "is 2.0"),
+            ('{"num_speculative_tokens": "2"}', "usage/speculative-config", "is '2'"),
+            ('{"num_speculative_tokens": 2}', "usage/speculative-tokens", "need a draft"),
+            ("@/nonexistent", "usage/speculative-config", "No such file"),
+            ("@/", "usage/speculative-config", "directory"),
+            ("@", "usage/speculative-config", "directory"),
+        ],
+    )
+    def test_refused(
+        self, edgecc: Command, tmp_path: Path, target: Path, text: str, id: str, words: str
+    ) -> None:
+        flags = ("-o", tmp_path / "b", "--speculative-config", text)
+        result = edgecc("compile", target, *flags)
+        assert (result.code, result.id) == (2, id)
+        assert words in result.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_that_is_no_text(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        (tmp_path / "c.json").write_bytes(b"\xff\xfe{}")
+        result = edgecc("compile", target, "--speculative-config", f"@{tmp_path / 'c.json'}")
+        assert (result.code, result.id) == (2, "usage/json")
+
+    @pytest.mark.parametrize(
+        ("config", "flags"),
+        [
+            ({"model": "a"}, ["--draft", "b"]),
+            ({"num_speculative_tokens": 2}, ["-k", "3"]),
+            ({"method": "dspark"}, ["--spec-method", "eagle3"]),
+        ],
+        ids=["draft", "steps", "method"],
+    )
+    def test_contradictions(
+        self, edgecc: Command, target: Path, config: dict[str, Any], flags: list[str]
+    ) -> None:
+        result = edgecc("compile", target, "--speculative-config", json.dumps(config), *flags)
+        assert (result.code, result.id) == (2, "usage/contradiction")
+        assert flags[0].replace("-k", "--num-speculative-tokens") in result.last
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("flags", "code", "id"),
+        [
+            (["-k", "0"], 2, "usage"),
+            (["-k", "5"], 2, "usage/speculative-tokens"),
+            (["-k", "x"], 2, "usage"),
+            (["--max-model-len", "0"], 2, "usage"),
+            (["--max-model-len", "1"], 2, "usage/max-model-len"),
+            (["--max-model-len", str(10**30)], 2, "usage/max-model-len"),
+            (["--max-model-len", "20", "--max-input-len", "20"], 2, "usage/max-input-len"),
+            (["--lm-head", "own"], 3, "bind/no-own-head"),
+            (["--lm-head", "borrow"], 2, "usage"),
+            (["--verify", "later"], 2, "usage"),
+            (["--device", "abacus"], 4, "device/unknown"),
+            (["--device", "cpu", "--device", "onnx"], 4, "usage/devices"),
+            (["--dtype", "fp16"], 4, "usage/dtype"),
+            (["--quantization", "int4"], 4, "usage/quantization"),
+            (["--max-batch-size", "4"], 4, "usage/batch"),
+            (["--spec-method", "eagle3"], 4, "draft/kind"),
+            (["--tensor-parallel-size", "2"], 2, "usage"),
+            (["--trust-remote-code"], 2, "usage"),
+            (["--dump-ir", ""], 2, "usage/bad-path"),
+            (["--timing-json", "/nonexistent/t.json"], 2, "usage/timing-json"),
+            (["--timing-json", "/"], 2, "usage/timing-json"),
+            (["--timing-json", ""], 2, "usage/bad-path"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    )
+    def test_flags(
+        self,
+        edgecc: Command,
+        tmp_path: Path,
+        target: Path,
+        draft: Path,
+        flags: list[str],
+        code: int,
+        id: str,
+    ) -> None:
+        """A dry run says the same."""
+        for more in ([], ["--dry-run"]):
+            result = edgecc(
+                "compile", target, "--draft", draft, "-o", tmp_path / "b", *flags, *more
+            )
+            assert (result.code, result.id, result.out) == (code, id, "")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_flags_of_other_tools_are_named(self, edgecc: Command, target: Path) -> None:
+        for flag, tool in (("--tp", "SGLang"), ("--enforce-eager", "vLLM")):
+            result = edgecc("compile", target, flag)
+            assert f"{flag} is known from {tool}" in result.last
+
+    @pytest.mark.parametrize("arguments", [[], [""], ["--model", ""]], ids=str)
+    def test_no_target(self, edgecc: Command, arguments: list[str]) -> None:
+        result = edgecc("compile", *arguments)
+        assert (result.code, result.id) == (2, "usage/target")
+
+    def test_two_targets(self, edgecc: Command, target: Path, draft: Path) -> None:
+        assert edgecc("compile", target, "--model", draft).id == "usage/target"
+        assert edgecc("compile", target, target).code == 2
+
+    def test_roles_swapped(self, edgecc: Command, target: Path, draft: Path) -> None:
+        result = edgecc("compile", draft, "--draft", target)
+        assert (result.code, result.id) == (3, "draft/needs-target")
+        result = edgecc("compile", draft)
+        assert (result.code, result.id) == (3, "draft/needs-target")
+
+    def test_a_target_as_its_own_draft(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        result = edgecc("compile", target, "--draft", target, "-o", tmp_path / "b")
+        assert (result.code, result.id) == (4, "draft/kind")
+        assert "complete language model" in result.err
+
+    @pytest.mark.parametrize("path", ["org/model", "/nonexistent", "x" * 5000])
+    def test_no_such_target(self, edgecc: Command, tmp_path: Path, path: str) -> None:
+        result = edgecc("compile", path, "-o", tmp_path / "b")
+        assert result.code == 3
+        assert result.id in ("checkpoint/hub-id", "checkpoint/not-found")
+
+    def test_the_working_directory(
+        self, edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        result = edgecc("compile", target, "-o", ".")
+        assert (result.code, result.id) == (2, "bundle/output-in-use")
+        monkeypatch.chdir(target)
+        result = edgecc("compile", ".")
+        assert (result.code, result.id) == (2, "usage/output-in-checkpoint")
+        assert "-o" in result.err
+
+    def test_timings_stay_out_of_checkpoints(self, edgecc: Command, target: Path) -> None:
+        result = edgecc("compile", target, "--timing-json", target / "t.json", "--dry-run")
+        assert (result.code, result.id) == (2, "usage/output-in-checkpoint")
+        assert not (target / "t.json").exists()
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may write everywhere, so be somebody else for a moment."""
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")
+class TestPermissions:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Path]:
+        """A pair that others may read, in a folder that they may write to."""
+        for folder in (tmp_path, *tmp_path.parents):
+            if folder.name.startswith("pytest-"):
+                folder.chmod(folder.stat().st_mode | 0o755)
+        tmp_path.chmod(0o777)
+        write_target(tmp_path / "t", **SMALL)
+        write_draft(tmp_path / "d", **SMALL, **TAPS)
+        for path in tmp_path.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        yield tmp_path
+        for path in [tmp_path, *tmp_path.rglob("*")]:
+            path.chmod(0o777)
+
+    def run(self, edgecc: Command, place: Path, *flags: object) -> Any:
+        # Everything that is imported late has to be there before: it lies in a private folder.
+        edgecc("compile", place / "t", "-o", place / "warm", *FAST)
+        edgecc("run", place / "warm", "--prompt", "a", "--max-new-tokens", 1)
+        with unprivileged():
+            return edgecc("compile", place / "t", *flags, *FAST)
+
+    def test_a_write_protected_checkpoint(self, edgecc: Command, place: Path) -> None:
+        for folder in (place / "t", place / "d"):
+            for path in folder.iterdir():
+                path.chmod(0o444)
+            folder.chmod(0o555)
+        result = self.run(edgecc, place, "--draft", place / "d", "-o", place / "b")
+        assert result.code == 0, result.err
+        assert Bundle.open(place / "b").path
+
+    @pytest.mark.parametrize("out", ["ro", "ro/b", "ro/a/b"])
+    def test_a_write_protected_output(self, edgecc: Command, place: Path, out: str) -> None:
+        (place / "ro").mkdir(mode=0o555)
+        result = self.run(edgecc, place, "-o", place / out)
+        assert (result.code, result.id) == (6, "bundle/no-permission")
+        assert list((place / "ro").iterdir()) == []
+
+    def test_write_protected_side_outputs(self, edgecc: Command, place: Path) -> None:
+        (place / "ro").mkdir(mode=0o555)
+        for flag in ("--dump-ir", "--timing-json"):
+            result = self.run(edgecc, place, "-o", place / "b", flag, place / "ro" / "x")
+            assert result.code == 6, flag
+            assert not (place / "b").exists()
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", ""])
+    def test_an_unreadable_checkpoint(self, edgecc: Command, place: Path, name: str) -> None:
+        self.run(edgecc, place, "-o", place / "x")
+        (place / "t" / name).chmod(0)
+        with unprivileged():
+            result = edgecc("compile", place / "t", "-o", place / "b", *FAST)
+            assert (result.code, result.id) == (6, "checkpoint/unreadable")
+            assert edgecc("inspect", place / "t").code in ((6, 0) if "token" in name else (6,))
+        assert not (place / "b").exists()
+
+
+FLAGS = st.lists(
+    st.one_of(
+        st.tuples(st.just("-k"), st.sampled_from(["0", "1", "4", "5", "x", "-3", "999999999999"])),
+        st.tuples(
+            st.sampled_from(["--max-model-len", "--max-input-len", "--max-seq-len"]),
+            st.one_of(
+                st.integers(-2, 600).map(str), st.sampled_from(["1e3", "", "٣", str(10**40)])
+            ),
+        ),
+        st.tuples(st.just("--lm-head"), st.sampled_from(["auto", "share", "own", "copy", "x"])),
+        st.tuples(st.just("--device"), st.sampled_from(["cpu", "onnx", "", "gpu"])),
+        st.tuples(st.just("--spec-method"), st.sampled_from(["auto", "dspark", "mtp"])),
+        st.tuples(st.just("--max-batch-size"), st.sampled_from(["1", "2", "0"])),
+        st.tuples(st.just("--dtype"), st.sampled_from(["auto", "bf16"])),
+        st.tuples(st.just("--verify"), st.sampled_from(["none", "fast", "never"])),
+        st.tuples(st.just("--speculative-config"), st.one_of(st.text(max_size=8), st.just("{}"))),
+        st.tuples(st.sampled_from(["--strict", "--json", "-v", "-vv", "-q", "--debug", "--force"])),
+        st.tuples(st.text(min_size=1, max_size=6)),
+    ),
+    max_size=4,
+).map(lambda pairs: [part for pair in pairs for part in pair])
+
+
+@given(FLAGS)
+@example(["--speculative-config", "@"])
+@example(["--speculative-config", "\udc80"])
+@example(["\0"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_flags(
+    target: Path,
+    draft: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    """Whatever is asked for, there is an exit code with a reason, and no traceback."""
+    out = tmp_path_factory.getbasetemp() / "never"
+    arguments = ["compile", str(target), "--draft", str(draft), "-o", str(out), "--dry-run", *flags]
+    code = main(arguments)
+    stdout, stderr = capsys.readouterr()
+    assert code in (0, 2, 3, 4), (code, stderr)
+    help_asked = "-h" in flags or "--help" in flags
+    if code:
+        assert stderr.splitlines()[-1].startswith("edgecc: error[")
+        assert stdout == ""
+        assert "Traceback" not in stderr or "--debug" in flags
+    elif "-q" not in flags and not help_asked:
+        assert stderr.splitlines()[-1].startswith("edgecc: ok ")
+    if code == 0 and "--json" in flags and not help_asked:
+        json.loads(stdout)
+    assert not out.exists()
+
+
+def test_an_engine_that_differs(
+    edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgecc import driver
+
+    real = driver.make_golden
+    other = write_target(tmp_path / "other", **SMALL, seed=7)
+    monkeypatch.setattr(driver, "make_golden", lambda module, rows: real(driver.lift(other), rows))
+    result = edgecc("compile", target, "-o", tmp_path / "b", "--max-model-len", 24)
+    assert (result.code, result.id) == (5, "verify/mismatch")
+    assert "target logits: FAILED" in result.err
+    assert not (tmp_path / "b").exists()
+
+
+def test_damaged_values(edgecc: Command, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t", **SMALL)
+
+    def damage(tensors: Any) -> None:
+        tensors["model.norm.weight"][3] = float("nan")
+
+    edit_tensors(target, damage)
+    result = edgecc("compile", target, "-o", tmp_path / "b")
+    assert (result.code, result.id) == (3, "checkpoint/not-finite")
+    assert "[3] is NaN" in result.last

@@ -1,0 +1,319 @@
+"""`edgecc run`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgecc as package
+from helpers.checkpoints import write_draft, write_target
+from helpers.command_line import SMALL, TAPS, Command
+
+PROMPT = "def f(x):"
+
+
+@pytest.fixture(scope="module")
+def target_bundle(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """The target alone."""
+    out = tmp_path_factory.mktemp("run") / "bundle"
+    package.compile(target, out=out, max_model_len=64)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wordless_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without a tokenizer, with stop tokens."""
+    folder = tmp_path_factory.mktemp("run")
+    target = write_target(folder / "t", **SMALL, tokenizer=False)
+    draft = write_draft(folder / "d", **SMALL, **TAPS)
+    package.compile(target, draft, out=folder / "bundle", max_model_len=64)
+    return folder / "bundle"
+
+
+def answer(edgecc: Command, bundle: Path, *flags: object) -> dict[str, Any]:
+    result = edgecc("run", bundle, "--json", *flags)
+    assert result.code == 0, result.err
+    assert result.out.count("\n") == 1
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+class TestText:
+    def test_streams_to_standard_output(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8)
+        assert result.code == 0
+        with package.load(bundle) as generator:
+            expected = generator.generate(PROMPT, max_new_tokens=8)
+        assert result.out == expected.text + "\n"
+        assert result.last == f"edgecc: ok {len(expected.token_ids)} tokens, finished by length"
+
+    def test_each_piece_at_once(
+        self, edgecc: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pieces: list[str] = []
+        monkeypatch.setattr("edgecc.cli.run_command.print_text", pieces.append)
+        edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8, "--no-speculation")
+        assert len(pieces) == 9  # one per token, and the end of the line
+        assert pieces[-1] == "\n"
+
+    def test_nothing_but_text(self, edgecc: Command, bundle: Path) -> None:
+        quiet = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8, "-q")
+        loud = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8, "-vv")
+        assert quiet.out == loud.out
+        assert quiet.err == ""
+
+    def test_no_tokens(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 0)
+        assert (result.code, result.out) == (0, "\n")
+        assert result.last == "edgecc: ok 0 tokens, finished by length"
+
+    def test_stats(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8, "--stats")
+        for word in (
+            "prompt ",
+            "answer ",
+            "speed ",
+            "steps ",
+            "accepted ",
+            "by position ",
+            "time ",
+        ):
+            assert f"\n{word}" in result.err
+        assert "speed" not in result.out
+        assert result.last.startswith("edgecc: ok ")
+
+    def test_stats_when_quiet(self, edgecc: Command, bundle: Path) -> None:
+        """Asked for by a flag, so shown."""
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--stats", "-q")
+        assert "speed " in result.err
+        assert "edgecc: ok" not in result.err
+
+
+class TestJson:
+    def test_shape(self, edgecc: Command, bundle: Path) -> None:
+        found = answer(edgecc, bundle, "--prompt", PROMPT, "--max-new-tokens", 12, "--ignore-eos")
+        assert set(found) == {
+            "token_ids",
+            "text",
+            "finish_reason",
+            "accepted",
+            "proposed",
+            "compiled_speculative_tokens",
+            "stats",
+        }
+        assert len(found["token_ids"]) == 12
+        assert found["compiled_speculative_tokens"] == 4
+        assert len(found["accepted"]) == len(found["proposed"])
+        assert all(
+            0 <= a <= p <= 4 for a, p in zip(found["accepted"], found["proposed"], strict=True)
+        )
+        # The prompt gives the first token; each round its accepted ones and one of its own.
+        assert 12 <= 1 + sum(found["accepted"]) + len(found["accepted"]) <= 12 + 4
+        assert found["finish_reason"] == "length"
+        stats = found["stats"]
+        assert stats["new_tokens"] == 12
+        assert stats["prompt_tokens"] == len(PROMPT)
+        assert stats["rounds"] == len(found["accepted"])
+        assert stats["accepted_tokens"] == sum(found["accepted"])
+        assert stats["proposed_tokens"] == sum(found["proposed"])
+
+    def test_the_same_as_text(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--prompt", PROMPT, "--max-new-tokens", 20)
+        text = edgecc("run", bundle, *flags).out
+        assert answer(edgecc, bundle, *flags)["text"] + "\n" == text
+
+    def test_speculation_changes_nothing(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--prompt", PROMPT, "--max-new-tokens", 30, "--ignore-eos")
+        plain = answer(edgecc, bundle, *flags, "--no-speculation")
+        assert (sum(plain["proposed"]), sum(plain["accepted"])) == (0, 0)
+        assert len(plain["accepted"]) == 29
+        for steps in (1, 2, 3, 4):
+            found = answer(edgecc, bundle, *flags, "-k", steps)
+            assert found["token_ids"] == plain["token_ids"]
+            assert found["text"] == plain["text"]
+            assert max(found["proposed"]) == steps
+
+    def test_target_alone(self, edgecc: Command, bundle: Path, target_bundle: Path) -> None:
+        flags = ("--prompt", PROMPT, "--max-new-tokens", 20, "--ignore-eos")
+        found = answer(edgecc, target_bundle, *flags)
+        assert found["compiled_speculative_tokens"] == 0
+        assert found["token_ids"] == answer(edgecc, bundle, *flags)["token_ids"]
+
+    def test_no_tokens(self, edgecc: Command, bundle: Path) -> None:
+        found = answer(edgecc, bundle, "--prompt", PROMPT, "--max-new-tokens", 0)
+        assert (found["token_ids"], found["text"], found["accepted"]) == ([], "", [])
+        assert found["finish_reason"] == "length"
+
+    def test_stats_beside_it(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--json", "--stats")
+        json.loads(result.out)
+        assert "speed " in result.err
+
+
+class TestPrompts:
+    def test_token_ids(self, edgecc: Command, bundle: Path) -> None:
+        ids = ",".join(str(byte) for byte in PROMPT.encode())
+        flags = ("--max-new-tokens", 9)
+        by_ids = answer(edgecc, bundle, "--token-ids", ids, *flags)
+        assert (
+            by_ids["token_ids"] == answer(edgecc, bundle, "--prompt", PROMPT, *flags)["token_ids"]
+        )
+        spaced = answer(edgecc, bundle, "--token-ids", ids.replace(",", " , "), *flags)
+        assert spaced["token_ids"] == by_ids["token_ids"]
+
+    def test_chat(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--max-new-tokens", 9)
+        found = answer(edgecc, bundle, "--chat", "hi", "--system", "be kind", *flags)
+        with package.load(bundle) as generator:
+            messages = [
+                {"role": "system", "content": "be kind"},
+                {"role": "user", "content": "hi"},
+            ]
+            expected = generator.generate(messages=messages, max_new_tokens=9)
+        assert found["token_ids"] == expected.token_ids
+        assert found["stats"]["prompt_tokens"] == expected.prompt_tokens
+        assert found["token_ids"] != answer(edgecc, bundle, "--prompt", "hi", *flags)["token_ids"]
+
+    @pytest.mark.parametrize(
+        ("flags", "id"),
+        [
+            ([], "usage/prompt"),
+            (["--prompt", "a", "--chat", "b"], "usage/prompt"),
+            (["--prompt", "a", "--token-ids", "1"], "usage/prompt"),
+            (["--prompt", "a", "--system", "b"], "usage/prompt"),
+            (["--system", "b"], "usage/prompt"),
+            (["--prompt", ""], "request/empty-prompt"),
+            (["--token-ids", ""], "request/empty-prompt"),
+            (["--token-ids", " "], "request/empty-prompt"),
+            (["--token-ids", "1,x"], "usage/token-ids"),
+            (["--token-ids", "1,,2"], "usage/token-ids"),
+            (["--token-ids", "1,2,"], "usage/token-ids"),
+            (["--token-ids", "1 2"], "usage/token-ids"),
+            (["--token-ids", "1.0"], "usage/token-ids"),
+            (["--token-ids", "1_0"], "usage/token-ids"),
+            (["--token-ids", "²"], "usage/token-ids"),
+            (["--token-ids", "9" * 30], "usage/token-ids"),
+            (["--token-ids", "-1"], "request/token-out-of-range"),
+            (["--token-ids", "259"], "request/token-out-of-range"),
+            (["--token-ids", "288"], "request/token-out-of-range"),
+            (["--token-ids", "9" * 18], "request/token-out-of-range"),
+            (["--prompt", "x" * 64], "request/prompt-too-long"),
+            (["--prompt", "a\udcffb"], "request/not-unicode"),
+            (["--prompt", "a", "--max-new-tokens", "-1"], "request/bad-max-new-tokens"),
+            (["--prompt", "a", "-k", "0"], "request/bad-num-speculative-tokens"),
+            (["--prompt", "a", "-k", "5"], "request/bad-num-speculative-tokens"),
+            (["--prompt", "a", "-k", "-2"], "request/bad-num-speculative-tokens"),
+            (["--prompt", "a", "--stop", ""], "request/bad-stop"),
+        ],
+        ids=str,
+    )
+    def test_refused(self, edgecc: Command, bundle: Path, flags: list[str], id: str) -> None:
+        result = edgecc("run", bundle, *flags)
+        assert (result.code, result.id, result.out) == (2, id, "")
+
+    @pytest.mark.parametrize("length", [1, 62, 63])
+    def test_up_to_the_capacity(self, edgecc: Command, bundle: Path, length: int) -> None:
+        flags = ("--prompt", "x" * length, "--max-new-tokens", 1000, "--ignore-eos")
+        found = answer(edgecc, bundle, *flags)
+        assert len(found["token_ids"]) == 64 - length
+        assert found["finish_reason"] == "length"
+
+    def test_absurd_answers_end_at_the_capacity(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--prompt", "x", "--max-new-tokens", 10**30, "--ignore-eos")
+        assert len(answer(edgecc, bundle, *flags)["token_ids"]) == 63
+
+    def test_stop(self, edgecc: Command, bundle: Path) -> None:
+        text = answer(edgecc, bundle, "--prompt", PROMPT, "--ignore-eos")["text"]
+        stop = text[4:6]
+        found = answer(
+            edgecc, bundle, "--prompt", PROMPT, "--ignore-eos", "--stop", "\0none", "--stop", stop
+        )
+        assert found["text"] == text[: text.index(stop)]
+        assert found["finish_reason"] == "stop"
+
+
+class TestWithoutTokenizer:
+    def test_ids(self, edgecc: Command, wordless_bundle: Path) -> None:
+        found = answer(
+            edgecc, wordless_bundle, "--token-ids", "5,6", "--max-new-tokens", 5, "--ignore-eos"
+        )
+        assert len(found["token_ids"]) == 5
+        assert found["text"] == ""
+
+    @pytest.mark.parametrize("flags", [["--prompt", "a"], ["--chat", "a"]])
+    def test_text(self, edgecc: Command, wordless_bundle: Path, flags: list[str]) -> None:
+        result = edgecc("run", wordless_bundle, *flags)
+        assert result.code == 2
+        assert result.id in ("request/no-tokenizer", "chat/no-template")
+
+
+class TestBundles:
+    @pytest.mark.parametrize("device", ["gpu", "", "onnx"])
+    def test_other_devices(self, edgecc: Command, bundle: Path, device: str) -> None:
+        result = edgecc("run", bundle, "--prompt", "a", "--device", device)
+        assert (result.code, result.id) == (3, "bundle/no-artifact")
+        assert "cpu" in result.err
+
+    def test_no_such_bundle(self, edgecc: Command, tmp_path: Path) -> None:
+        result = edgecc("run", tmp_path / "x", "--prompt", "a")
+        assert (result.code, result.id) == (3, "bundle/not-a-bundle")
+
+    @pytest.mark.parametrize("path", ["", "a\0b"])
+    def test_no_path(self, edgecc: Command, path: str) -> None:
+        result = edgecc("run", path, "--prompt", "a")
+        assert (result.code, result.id) == (2, "usage/bad-path")
+
+    def test_a_checkpoint(self, edgecc: Command, target: Path) -> None:
+        result = edgecc("run", target, "--prompt", "a")
+        assert (result.code, result.id) == (3, "bundle/is-a-checkpoint")
+        assert f"edgecc compile {target} -o DIR" in result.err
+
+    def test_a_part_of_a_bundle(self, edgecc: Command, bundle: Path) -> None:
+        for path in (bundle / "weights", bundle / "bundle.json"):
+            result = edgecc("run", path, "--prompt", "a")
+            assert (result.code, result.id) == (3, "bundle/not-a-bundle")
+            assert f"use {bundle}" in result.err
+
+    def test_moved_copied_and_linked(
+        self, edgecc: Command, bundle: Path, copy: Path, tmp_path: Path
+    ) -> None:
+        expected = answer(edgecc, bundle, "--prompt", PROMPT)["token_ids"]
+        moved = copy.rename(tmp_path / "moved é 模")
+        (tmp_path / "link").symlink_to(moved)
+        for path in (moved, tmp_path / "link"):
+            assert answer(edgecc, path, "--prompt", PROMPT)["token_ids"] == expected
+
+    def test_files_missing_or_cut(self, edgecc: Command, copy: Path, bundle: Path) -> None:
+        names = [p.relative_to(bundle) for p in bundle.rglob("*") if p.is_file()]
+        assert len(names) >= 8
+        for name in names:
+            (copy / name).unlink()
+            result = edgecc("run", copy, "--prompt", "a")
+            assert result.code == 3, name
+            assert name.name in result.err
+            data = (bundle / name).read_bytes()
+            (copy / name).write_bytes(data[: len(data) // 2])
+            assert edgecc("run", copy, "--prompt", "a").code == 3, name
+            shutil.copy(bundle / name, copy / name)
+        assert edgecc("run", copy, "--prompt", "a").code == 0
+
+    def test_models_that_are_garbage(self, edgecc: Command, copy: Path) -> None:
+        for model in copy.glob("*.onnx"):
+            data = model.read_bytes()
+            model.write_bytes(b"\xff" * len(data))
+            result = edgecc("run", copy, "--prompt", "a")
+            assert (result.code, result.id) == (3, "bundle/model"), model.name
+            model.write_bytes(data)
+
+
+def test_a_template_that_refuses(edgecc: Command, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t", **SMALL)
+    (target / "chat_template.jinja").write_text("{{ raise_exception('no systems here') }}")
+    package.compile(target, out=tmp_path / "b", max_model_len=64, verify="none")
+    result = edgecc("run", tmp_path / "b", "--chat", "hi")
+    assert (result.code, result.id) == (2, "chat/refused-by-template")
+    assert "no systems here" in result.last
