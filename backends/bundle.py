@@ -88,7 +88,8 @@ class Bundle:
         Raises:
             BundleError: The bundle was not compiled for `device`.
         """
-        return self._part("artifacts", device, "artifact", f"compile it with --device {device}")
+        known = ", ".join(self.manifest["artifacts"])
+        return self._part("artifacts", device, "artifact", f"it is compiled for: {known}")
 
     def entry(self, name: str) -> Mapping[str, Any]:
         """The inputs and outputs of an entry (`target`, `draft`).

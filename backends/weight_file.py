@@ -140,7 +140,7 @@ class WeightFileWriter:
             raise _bug("bad-tensor", f"{path.name}: a tensor name is reserved or used twice")
         header = _header(tensors)
         self.offsets: Mapping[str, tuple[int, int]] = _offsets(tensors, len(header))
-        self._total = len(header) + sum(spec.nbytes for spec in tensors)
+        self._total = file_size(tensors)
         self._missing = {spec.name: spec.nbytes for spec in tensors if spec.nbytes}
         self._digest = hashlib.sha256()
         self._written: WrittenFile | None = None
@@ -245,6 +245,11 @@ class WeightFileWriter:
             self._file.close()
         with suppress(OSError):
             os.unlink(self.path)
+
+
+def file_size(tensors: Sequence[TensorSpec]) -> int:
+    """Bytes of the file that `WeightFileWriter` makes of these tensors."""
+    return len(_header(tensors)) + sum(spec.nbytes for spec in tensors)
 
 
 def _header(tensors: Sequence[TensorSpec]) -> bytes:

@@ -6,7 +6,7 @@ from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import Dim, symbols_of
-from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.base import NoOptions, Pass, PassContext, site
 
 
 class FuseCachedAttention(Pass[NoOptions]):
@@ -54,7 +54,7 @@ class FuseCachedAttention(Pass[NoOptions]):
         for graph in module.graphs.values():
             for node in [n for n in graph.nodes if n.op.name == "attention"]:
                 reason = _too_narrow(node, ctx) or self._fuse(module, graph, node)
-                self.remark(ctx, f"@{graph.name}: {node!r}", reason or "fused", applied=not reason)
+                self.remark(ctx, site(graph, node), reason or "fused", applied=not reason)
                 changed |= not reason
         return changed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.base import NoOptions, Pass, PassContext, site
 from edgecc.passes.fuse_linears import fuse, why_not_fusable
 
 
@@ -60,7 +60,7 @@ class FuseGateUp(Pass[NoOptions]):
         linears = [p for p in layers if p is not None and p.op.name == "linear"]
         if len(linears) != 2 or linears[0] is linears[1]:
             return False
-        where = f"@{graph.name}: {node!r}"
+        where = site(graph, node)
         reason = why_not_fusable(module, linears)
         if reason:
             self.remark(ctx, where, reason, applied=False)

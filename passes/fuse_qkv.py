@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgecc.ir.core import Graph, Module, Node, Value
-from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.base import NoOptions, Pass, PassContext, site
 from edgecc.passes.fuse_linears import fuse, why_not_fusable
 
 _PASS_THROUGH = ("rms_norm", "rope")
@@ -67,7 +67,7 @@ class FuseQkv(Pass[NoOptions]):
         for group in groups.values():
             if len(group) < 2:
                 continue
-            where = f"@{graph.name}: {node!r}"
+            where = site(graph, node)
             reason = why_not_fusable(module, group)
             if reason:
                 self.remark(ctx, where, reason, applied=False)

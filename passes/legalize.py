@@ -9,7 +9,7 @@ from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Int8Block
 from edgecc.ir.types import DType
-from edgecc.passes.base import Pass, PassContext
+from edgecc.passes.base import Pass, PassContext, site
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,23 @@ class Legalize(Pass[LegalizeOptions]):
             for finding in _check(module, graph, node, device)
         ]
         if findings:
-            raise LegalizeError(*findings)
+            raise LegalizeError(*_one_of_each_kind(findings))
         return False
 
 
+def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
+    """The first finding of each message: a missing pass gives one for every layer."""
+    kinds: dict[str, list[Diagnostic]] = {}
+    for finding in findings:
+        kinds.setdefault(finding.message, []).append(finding)
+    return [
+        first if not more else first.with_note(f"and {len(more)} more like it")
+        for first, *more in kinds.values()
+    ]
+
+
 def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Diagnostic]:
-    where = f"graph @{graph.name}, {node!r}"
+    where = site(graph, node)
     if node.op.name not in device.ops:
         remover = _DECOMPOSED_BY.get(node.op.name)
         return [

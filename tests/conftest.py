@@ -10,6 +10,6 @@ from hypothesis import HealthCheck, settings
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("dev", _COMMON, max_examples=30)
-settings.register_profile("ci", _COMMON, max_examples=200, derandomize=True)
+settings.register_profile("ci", _COMMON, max_examples=60, derandomize=True)
 settings.register_profile("nightly", _COMMON, max_examples=5000)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "dev")

@@ -31,6 +31,8 @@ from edgecc.errors import (
     UnsupportedError,
     UsageError,
 )
+from edgecc.ir import Unbound, parse_module
+from edgecc.roles import Role
 from helpers.checkpoints import (
     Tensors,
     edit_json,
@@ -124,6 +126,25 @@ class TestReport:
         assert weights.stat().st_size == compiled.weight_bytes
         assert verify_bundle(path, prompts=2, max_new_tokens=8).passed
 
+    def test_the_bundle_has_the_ir(self, compiled: CompileReport) -> None:
+        """Before and after the passes, with the checkpoints by name."""
+        assert compiled.bundle is not None
+        lifted, lowered = (
+            parse_module(compiled.bundle.file(f"ir/{name}.eir").read_text("utf-8"))
+            for name in ("lifted", "lowered")
+        )
+        names = {
+            r: c["name"] for r, c in compiled.bundle.manifest["provenance"].items() if "name" in c
+        }
+        assert dict(lifted.checkpoints) == dict(lowered.checkpoints) == names
+        assert any(isinstance(w.source, Unbound) for w in lifted.weights.values())
+        assert not any(isinstance(w.source, Unbound) for w in lowered.weights.values())
+        assert set(compiled.bundle.manifest["weights"]) <= set(lowered.weights)
+
+    def test_the_engine_was_compared(self, compiled: CompileReport) -> None:
+        assert compiled.checks
+        assert any("logits" in line for line in compiled.checks)
+
     def test_speculation_changes_nothing(self, compiled: CompileReport) -> None:
         assert compiled.bundle is not None
         path = compiled.bundle.path
@@ -179,7 +200,8 @@ class TestDryRun:
         assert list(tmp_path.iterdir()) == []
         assert (tree(target), tree(draft)) == before
         assert report.pipeline == compiled.pipeline
-        assert report.weight_bytes > 0
+        assert report.weight_bytes == compiled.weight_bytes
+        assert report.checks == ()
         assert report.decisions[: len(compiled.decisions)] == compiled.decisions
 
     def test_a_bundle_in_the_way_stays(self, tmp_path: Path, target: Path) -> None:
@@ -390,6 +412,39 @@ class TestSizes:
         with edgecc.load(tmp_path / "b") as generator:
             result = generator.generate("abc", max_new_tokens=9, ignore_eos=True)
         assert set(result.stats.proposed_by_round) == {0}
+
+
+class TestPaddingRows:
+    """Rows of the vocabulary that no token has."""
+
+    def test_they_are_never_chosen(self, tmp_path: Path) -> None:
+        target = small_target(tmp_path / "t", quantized=False)
+        draft = small_draft(tmp_path / "d")
+
+        def loud(tensors: Tensors) -> None:
+            """Three padding rows with the largest logits, whatever comes in."""
+            head = tensors["lm_head.weight"]
+            head[270] = head[258] * 40
+            head[271] = -head[270]
+            head[287] = head[0] * 40
+
+        edit_tensors(target, loud)
+        edgecc.compile(target, draft, out=tmp_path / "b", max_model_len=LENGTH)
+        with edgecc.load(tmp_path / "b") as generator:
+            logits = generator.engine.entry("target").run(
+                {
+                    Role.TOKEN_IDS: np.array([[1, 2, 3]]),
+                    Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+                    Role.LOGIT_ROWS: np.arange(3),
+                },
+                [Role.LOGITS],
+            )[Role.LOGITS]
+            assert logits[0].argmax(axis=-1).min() >= 259
+            for speculation in (True, False):
+                result = generator.generate(
+                    "abc", max_new_tokens=30, ignore_eos=True, speculation=speculation
+                )
+                assert max(result.token_ids) < 259
 
 
 class TestOutput:
@@ -842,3 +897,16 @@ def test_lift_is_the_frontends_lift(target: Path, draft: Path) -> None:
     limits = module.metadata["limits"]
     assert isinstance(limits, dict)
     assert limits["max_model_len"] == 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_checkpoint_whose_name_is_no_unicode(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 can be in names of folders; they get into the bundle's own texts."""
+    plain = small_target(tmp_path / "t")
+    odd = plain.rename(tmp_path / b"t\xff".decode("utf-8", "surrogateescape"))
+    report = edgecc.compile(odd, out=tmp_path / "b", max_model_len=LENGTH, dump_ir=tmp_path / "ir")
+    assert report.bundle is not None
+    assert Bundle.open(tmp_path / "b").manifest["provenance"]["target"]["name"] == odd.name
+    assert len(text_of(tmp_path / "b")) == 12
+    text = (tmp_path / "ir" / "000-input.eir").read_text("utf-8")
+    assert parse_module(text).name == odd.name

@@ -75,6 +75,15 @@ def test_bundles(tmp_path, capsys):
     assert "from     target/model.safetensors: lm_head.weight" in out
     assert "used by  draft, target" in out
     assert "decided  draft.lm_head.weight -> target.lm_head.weight" in out
+    # The manifest lists what is stored; the IR in the bundle knows the rest.
+    assert main(["explain", str(tmp_path / "b"), "@draft.lm_head.weight"]) == 0
+    out = capsys.readouterr().out
+    assert "target.lm_head.weight" in out
+    assert "decided  draft.lm_head.weight -> target.lm_head.weight" in out
+    assert (
+        main(["explain", str(tmp_path / "b"), "target.model.layers.0.self_attn.q_proj.weight"]) == 0
+    )
+    assert "goes into" in capsys.readouterr().out
     assert main(["explain", str(tmp_path / "b"), "nothing"]) == 3
     assert main(["explain", str(tmp_path / "missing.eir"), "x"]) == 3
     assert "Traceback" not in capsys.readouterr().err

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.errors import UsageError
-from edgecc.paths import check_outputs, local_path, refuse_inside, writable_path
+from edgecc.paths import check_outputs, ir_folder, local_path, refuse_inside, writable_path
 
 
 @given(st.text(min_size=1))
@@ -58,6 +58,19 @@ def test_ir_beside_the_bundle_or_above_it(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="lies in the bundle") as caught:
             check_outputs([], tmp_path / "b", tmp_path / dump)
         assert caught.value.id == "usage/output-overlap"
+
+
+def test_a_folder_for_ir(tmp_path: Path) -> None:
+    assert ir_folder(tmp_path / "new" / "ir") == tmp_path / "new" / "ir"
+    assert ir_folder(tmp_path) == tmp_path
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match="is a file") as caught:
+            ir_folder(tmp_path / name)
+        assert caught.value.id == "usage/not-a-folder"
+    with pytest.raises(UsageError, match="the IR dump path is empty"):
+        ir_folder("")
 
 
 def test_missing_checkpoints_are_for_others_to_report(tmp_path: Path) -> None:

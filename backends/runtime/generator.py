@@ -103,6 +103,7 @@ class Generator:
         self._session = Session(target, draft, prefill_chunk=model.prefill_chunk)
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
+        self._closed = False
 
     @property
     def engine(self) -> Engine:
@@ -215,6 +216,10 @@ class Generator:
             RequestError: An argument is out of range; or, when the first chunk is taken, another
                 request is running.
         """
+        if self._closed:
+            raise RequestError(
+                "request/closed", "the generator is closed", help="load the bundle again"
+            )
         request = Request(
             token_ids=self._prompt_ids(prompt, token_ids, messages),
             max_new_tokens=check_max_new_tokens(max_new_tokens),
@@ -227,7 +232,8 @@ class Generator:
         return self._run(request)
 
     def close(self) -> None:
-        """Release the engine."""
+        """Release the engine; nothing can be generated afterwards."""
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> Generator:

@@ -12,6 +12,9 @@ from typing import Any
 from edgecc.backends.bundle import Bundle
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
 from edgecc.backends.onnx import lower
+from edgecc.backends.onnx.lower import WEIGHT_FILE
+from edgecc.backends.onnx.storage import Storage
+from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
 from edgecc.errors import Diagnostic, InputError, Severity, UsageError
@@ -23,6 +26,7 @@ from edgecc.frontends.quantization import EncodedWeight, check_scales
 from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import NVFP4
+from edgecc.ir.printer import print_module
 from edgecc.ir.weights import Stored, Unbound
 from edgecc.manifest import describe
 from edgecc.passes.base import Pass, PassContext, Remark
@@ -32,7 +36,7 @@ from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
-from edgecc.paths import check_outputs, local_path, writable_path
+from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -54,7 +58,8 @@ class CompileReport:
         remarks: Where each pass applied, or why not.
         findings: Warnings and notes about the checkpoints.
         pipeline: The passes, as text.
-        weight_bytes: Packed bytes the bundle's weights take.
+        weight_bytes: Bytes of the bundle's weights, packed.
+        checks: How the engine compared with the reference, one line each; empty if it was not.
     """
 
     bundle: Bundle | None
@@ -64,16 +69,19 @@ class CompileReport:
     findings: tuple[Diagnostic, ...]
     pipeline: str
     weight_bytes: int
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Lowered:
-    """A module after its passes, and what they reported."""
+    """A module after its passes, what they reported, and its text before them."""
 
     module: Module
     device: Device
     manager: PassManager
+    lifted: str
     ctx: PassContext = field(default_factory=PassContext)
+    checks: list[str] = field(default_factory=list)
 
 
 def lift(
@@ -154,7 +162,7 @@ def compile(
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
     out = writable_path(out if out is not None else _default_output(source), "output")
-    dump = local_path(dump_ir, "IR dump") if dump_ir is not None else None
+    dump = ir_folder(dump_ir) if dump_ir is not None else None
     check_outputs([p for p in (source, draft) if p is not None], out, dump)
     if dry_run:
         check_destination(out, force=force)
@@ -195,6 +203,7 @@ def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> Comp
         findings=tuple(_findings(lowered.module)),
         pipeline=str(lowered.manager),
         weight_bytes=weight_bytes,
+        checks=tuple(lowered.checks),
     )
 
 
@@ -214,6 +223,7 @@ def _lower_ir(
     check_tokenizer(_checkpoints(module)["target"])
     report("lift", 1, 1)
     _scan_values(module, report)
+    lifted = _bundle_text(module)
     manager = PassManager(
         _passes(device, options),
         dump_dir=dump_ir,
@@ -222,7 +232,7 @@ def _lower_ir(
     )
     ctx = PassContext(device)
     manager.run(module, ctx)
-    return _Lowered(module, device, manager, ctx)
+    return _Lowered(module, device, manager, lifted, ctx)
 
 
 def _write(
@@ -239,13 +249,16 @@ def _write(
     writer.add_file(relative, sha256=weights.sha256, nbytes=weights.bytes)
     checkpoints = _checkpoints(module)
     copy_tokenizer(writer, checkpoints["target"])
+    writer.write_file("ir/lifted.eir", lowered.lifted.encode())
+    writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     if options.verify != "none":
         report("golden", 0, 1)
         golden = _golden(target, draft, options, _limits(module))
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
-            check_engine(writer.directory, device, artifact.manifest, golden)
+            checks = check_engine(writer.directory, device, artifact.manifest, golden)
+            lowered.checks.extend(map(str, checks))
         else:
             module.decisions.append(
                 "the engine was not opened for a check: run edgecc verify on the device"
@@ -259,6 +272,16 @@ def _write(
         options=_recorded(options, module),
     )
     return writer.finish(manifest), weights.bytes
+
+
+def _bundle_text(module: Module) -> str:
+    """The module as text for the bundle: checkpoints by name, because paths are of this machine."""
+    folders = dict(module.checkpoints)
+    names = {role: Path(os.path.realpath(path)).name for role, path in folders.items()}
+    module.checkpoints.update(names)
+    text = print_module(module, locations=True)
+    module.checkpoints.update(folders)
+    return text
 
 
 def _engine_bytes(module: Module) -> int:
@@ -379,13 +402,9 @@ def _refuse_warnings(findings: list[Diagnostic]) -> None:
 
 
 def _stored_bytes(module: Module) -> int:
-    stored = {
-        base
-        for symbol in module.weights
-        for base in module.weights.dependencies(symbol)
-        if isinstance(module.weights[base].source, Stored)
-    }
-    return sum(module.weights[s].nbytes for s in stored)
+    """Bytes the weight file would take."""
+    leaves = [g for g in module.graphs.values() if not list(g.callees())]
+    return file_size(Storage(module, WEIGHT_FILE).collect(leaves))
 
 
 def _recorded(options: CompileOptions, module: Module) -> dict[str, Json]:

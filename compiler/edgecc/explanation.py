@@ -28,18 +28,33 @@ def explain(path: Path, name: str) -> str:
     """
     if path.is_dir():
         return _explain_bundle(Bundle.open(path), name)
-    module = read_module(path)
-    found = [*_weights(module, name), *_values(module, name)]
-    if not found:
-        known = [*module.weights, *(n for g in module.graphs.values() for n in _names(g))]
-        raise _unknown(name, str(path), known)
-    return "\n\n".join(found)
+    if not path.exists():
+        raise InputError(
+            "explain/no-such-path",
+            f"{path} does not exist",
+            help="give the folder of a bundle, or a file of IR text",
+        )
+    return _explain_text([path], name)
+
+
+def _explain_text(paths: list[Path], name: str) -> str:
+    """Explain a name by the first IR text that has it."""
+    known: list[str] = []
+    for path in paths:
+        module = read_module(path)
+        found = [*_weights(module, name), *_values(module, name)]
+        if found:
+            return "\n\n".join(found)
+        known += [*module.weights, *(n for g in module.graphs.values() for n in _names(g))]
+    raise _unknown(name, str(paths[0]), known)
 
 
 def _unknown(name: str, where: str, known: list[str]) -> InputError:
     bare = name.lstrip("@%").rpartition("/%")[2]
     near = did_you_mean(bare, known)
-    help = near.partition("? valid")[0] + "?" if near.startswith("did you") else "try a glob: '*x*'"
+    help = near.partition("? valid")[0] + "?" if near.startswith("did you") else ""
+    if not help:
+        help = "edgecc inspect --weights lists weights" if "*" in name else "try a glob: '*x*'"
     return InputError("explain/unknown-name", f"nothing is called {name!r}", where=where, help=help)
 
 
@@ -54,8 +69,11 @@ def _explain_bundle(bundle: Bundle, name: str) -> str:
     weights: dict[str, Any] = bundle.manifest["weights"]
     pattern = name.removeprefix("@")
     found = [s for s in weights if _matches(s, pattern)]
-    if not found:
-        raise _unknown(name, str(bundle.path), list(weights))
+    if not found:  # aliases, values, and what was fused into other weights are in the IR only
+        texts = [bundle.file(f"ir/{n}.eir") for n in ("lowered", "lifted")]
+        bare = pattern.rpartition("/%")[2].removeprefix("%")
+        decided = [f"  decided  {d}" for d in bundle.manifest["decisions"] if bare in d]
+        return "\n".join([_explain_text(texts, name), *decided])
     decisions = bundle.manifest["decisions"]
     return "\n\n".join(_bundle_weight(s, weights[s], decisions) for s in found)
 
@@ -90,6 +108,7 @@ def _weight(module: Module, symbol: str) -> str:
     shape = " x ".join(map(str, weight.shape))
     lines = [f"weight {print_symbol(symbol)}: {weight.encoding}, {shape}, {weight.nbytes} bytes"]
     lines += _sources(module, symbol, 1)
+    lines += _made_into(module, symbol)
     names = {g: value_names(graph) for g, graph in module.graphs.items()}
     table, resolved = module.weights, module.weights.resolve(symbol)
     for graph_name, graph in module.graphs.items():
@@ -98,6 +117,18 @@ def _weight(module: Module, symbol: str) -> str:
                 lines.append(f"  used in @{graph_name}: {print_node(node, names[graph_name])}")
     lines += [f"  decided: {d}" for d in module.decisions if symbol in d]
     return "\n".join(lines)
+
+
+def _made_into(module: Module, symbol: str) -> list[str]:
+    """Weights made directly from this one."""
+    lines = []
+    for other, weight in module.weights.items():
+        source = weight.source
+        if isinstance(source, Alias) and source.symbol == symbol:
+            lines.append(f"  also called {print_symbol(other)}")
+        elif isinstance(source, Derived) and symbol in source.inputs:
+            lines.append(f"  goes into {print_symbol(other)} ({source.recipe})")
+    return lines
 
 
 def _sources(module: Module, symbol: str, depth: int) -> list[str]:

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
-from edgecc.backends.runtime.verify import GOLDEN_FILE, compare_golden, read_golden
+from edgecc.backends.runtime.verify import GOLDEN_FILE, Check, compare_golden, read_golden
 from edgecc.devices import Device
 from edgecc.errors import InputError
 from edgecc.ir.core import Json, Module
@@ -81,8 +81,11 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
 
 def check_engine(
     directory: Path, device: Device, artifact: Mapping[str, Any], golden: bytes
-) -> None:
+) -> tuple[Check, ...]:
     """Open the engine of an unfinished bundle and compare it with the golden rows.
+
+    Returns:
+        The comparisons, all passed.
 
     Raises:
         MismatchError: Numbers differ by more than the tolerance.
@@ -90,7 +93,9 @@ def check_engine(
     del device  # one engine so far
     engine = OrtEngine(_Directory(directory), artifact, num_threads=None, progress=None)
     try:
-        compare_golden(engine, read_golden(golden)).raise_if_failed()
+        result = compare_golden(engine, read_golden(golden))
+        result.raise_if_failed()
+        return result.checks
     finally:
         engine.close()
 

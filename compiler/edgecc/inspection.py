@@ -31,6 +31,12 @@ def inspect_path(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = local_path(path, "given")
     with suppress(PermissionError):  # told below, where the folder is opened
         _check_exists(path)
+    if path.is_file() and path.suffix == ".eir":
+        raise InputError(
+            "inspect/ir-text",
+            f"{path} is IR text",
+            help="use edgecc explain FILE NAME, or edgecc opt",
+        )
     if os.path.exists(path / "bundle.json"):
         return _bundle(Bundle.open(path))
     with Checkpoint.open(path, role="checkpoint") as checkpoint:

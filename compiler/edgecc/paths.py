@@ -46,6 +46,18 @@ def writable_path(value: str | os.PathLike[str], what: str) -> Path:
     return path
 
 
+def ir_folder(value: str | os.PathLike[str]) -> Path:
+    """The folder for IR files: an existing one, or one that can be made.
+
+    Raises:
+        UsageError: It is no path, or a file.
+    """
+    path = local_path(value, "IR dump")
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise UsageError("usage/not-a-folder", f"--dump-ir {path} is a file")
+    return path
+
+
 def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> None:
     """Check that nothing is written into a checkpoint, nor IR into the bundle.
 
@@ -70,8 +82,6 @@ def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> N
             f"--dump-ir {dump_ir} lies in the bundle {out}, which holds nothing else",
             help="choose a folder beside it",
         )
-    if os.path.lexists(dump_ir) and not os.path.isdir(dump_ir):
-        raise UsageError("usage/not-a-folder", f"--dump-ir {dump_ir} is a file")
 
 
 def refuse_inside(path: Path, checkpoint: Path, flag: str) -> None:

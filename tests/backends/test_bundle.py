@@ -143,7 +143,7 @@ def test_files_may_be_links_as_in_a_hub_cache(tmp_path: Path) -> None:
 def test_missing_parts_name_what_there_is(tmp_path: Path) -> None:
     bundle = Bundle.open(write(tmp_path))
 
-    with pytest.raises(BundleError, match=r"no artifact 'gpu'(.|\n)*valid: cpu(.|\n)*--device gpu"):
+    with pytest.raises(BundleError, match=r"no artifact 'gpu'(.|\n)*compiled for: cpu"):
         bundle.artifact("gpu")
     with pytest.raises(BundleError, match=r"no entry 'traget'(.|\n)*did you mean 'target'"):
         bundle.entry("traget")

@@ -65,6 +65,7 @@ def make():
         writer.finish(json.loads(example.read_text()))
         os.rename = rename
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` hands down an ignored one
 if "limit" in how:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 if "handled" in how:

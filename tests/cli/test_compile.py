@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -316,19 +318,23 @@ def unprivileged() -> Iterator[None]:
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")
 class TestPermissions:
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[Path]:
+    def place(self) -> Iterator[Path]:
         """A pair that others may read, in a folder that they may write to."""
-        for folder in (tmp_path, *tmp_path.parents):
-            if folder.name.startswith("pytest-"):
-                folder.chmod(folder.stat().st_mode | 0o755)
-        tmp_path.chmod(0o777)
-        write_target(tmp_path / "t", **SMALL)
-        write_draft(tmp_path / "d", **SMALL, **TAPS)
-        for path in tmp_path.rglob("*"):
+        folder = Path(tempfile.mkdtemp(prefix="edgecc-"))  # those of pytest are private
+        folder.chmod(0o777)
+        write_target(folder / "t", **SMALL)
+        write_draft(folder / "d", **SMALL, **TAPS)
+        for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        yield tmp_path
-        for path in [tmp_path, *tmp_path.rglob("*")]:
-            path.chmod(0o777)
+        try:
+            with unprivileged():
+                if not os.path.exists(folder / "t" / "config.json"):
+                    pytest.skip("the folder for temporary files is private")
+            yield folder
+        finally:
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o777)
+            shutil.rmtree(folder)
 
     def run(self, edgecc: Command, place: Path, *flags: object) -> Any:
         # Everything that is imported late has to be there before: it lies in a private folder.

@@ -72,6 +72,21 @@ def test_opt_reads_standard_input(pair, capsys, monkeypatch):
     assert not [n for n in module.graphs["draft"].nodes if n.op.name == "markov_chain"]
 
 
+def test_diff_reads_standard_input(pair, capsys, monkeypatch):
+    for first, second in (("-", str(pair)), (str(pair), "-")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(pair.read_text(encoding="utf-8")))
+        assert main(["diff", first, second]) == 0
+    assert main(["diff", "-", "-"]) == 2
+    assert "only one of the two" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["opt", "-p", "dce"], ["diff", "-", "README.md"]])
+def test_standard_input_that_is_no_text(command, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert main(command) == 3
+    assert "error[ir/unreadable]: cannot read IR text" in capsys.readouterr().err
+
+
 def test_opt_debug_output(pair, tmp_path, capsys):
     timing, dump = tmp_path / "t.json", tmp_path / "ir"
     flags = ["--print-ir-after-change", "--timing", "--timing-json", str(timing)]

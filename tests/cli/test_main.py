@@ -344,7 +344,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("arguments", [["compile", "--help"], ["run", "--prompt", "a"]])
     def test_a_reader_that_leaves(self, bundle: Path, arguments: list[str]) -> None:
-        """`edgecc ... | head`: no traceback, no error."""
+        """`edgecc ... | head`: no traceback, no error, not a word."""
         if arguments[0] == "run":
             arguments = ["run", str(bundle), *arguments[1:]]
         read, write = os.pipe()
@@ -355,7 +355,7 @@ class TestProcess:
         os.close(write)
         _, err = started.communicate()
         assert started.returncode == 0, err.decode()
-        assert err.decode().splitlines()[-1] == "edgecc: ok nobody reads the rest of the output"
+        assert set(err.decode().splitlines()) <= {"edgecc: load"}
 
     def test_no_standard_streams(self, bundle: Path) -> None:
         """Standard output and error may be closed (`>&-`)."""

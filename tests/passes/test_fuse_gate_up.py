@@ -88,7 +88,7 @@ def test_remarks():
     ctx = PassContext()
     FuseGateUp().run(b.module, ctx)
     assert [str(r) for r in ctx.remarks] == [
-        "fuse-gate-up: applied at @main: %act = swiglu(%gate_proj, %up_proj): @mlp.gate+up.weight"
+        "fuse-gate-up: applied at @main, swiglu of model.safetensors: mlp: @mlp.gate+up.weight"
     ]
 
 

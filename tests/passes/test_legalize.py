@@ -86,7 +86,7 @@ def test_encodings_a_device_does_not_compute_with(module, op, encoding, symbol, 
     (found,) = findings(module, device)
     assert found.id == "legalize/encoding"
     assert found.message == f"device {device} has no {op} for {encoding}"
-    assert found.where == f"graph @main, %y = {op}(%x)"
+    assert found.where == f"@main, %y = {op}(%x)"
     assert found.notes == (f"weight @{symbol}: inline",)
     assert found.help == "run lower-encodings first"
 
@@ -123,9 +123,12 @@ def test_ops_a_device_does_not_run(op, help_):
     assert caught.value.exit_code == 4
     found = [d for d in caught.value.diagnostics if d.id == "legalize/op"]
     nodes = [(g, n) for g in module.graphs.values() for n in g.nodes if n.op.name == op]
-    assert [d.where for d in found] == [f"graph @{g.name}, {n!r}" for g, n in nodes]
-    assert {d.message for d in found} == {f"device other cannot run {op}"}
-    assert {d.help for d in found} == {help_}
+    (found,) = found
+    assert found.where == f"@{nodes[0][0].name}, {nodes[0][1]!r}"
+    assert found.message == f"device other cannot run {op}"
+    assert found.help == help_
+    more = len(nodes) - 1
+    assert found.notes == ((f"and {more} more like it",) if more else ())
 
 
 def test_an_op_no_pass_removes():
@@ -138,7 +141,7 @@ def test_an_op_no_pass_removes():
 def test_all_findings_come_at_once():
     found = findings(pair(OWN))
     assert {d.id for d in found} == {"legalize/op", "legalize/encoding"}
-    assert len(found) > 10
+    assert len({d.message for d in found}) == len(found) > 3
 
 
 def test_a_device_is_needed():

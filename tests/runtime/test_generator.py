@@ -330,6 +330,9 @@ def test_a_generator_closes_its_engine() -> None:
         assert opened is generator
         assert pair.engine.closed == 0
     assert pair.engine.closed == 1
+    with pytest.raises(RequestError, match="the generator is closed") as caught:
+        generator.generate("a")
+    assert caught.value.id == "request/closed"
 
 
 # --- requests that cannot be run ----------------------------------------------------------------

@@ -140,9 +140,10 @@ def command(console: Console, **flags: Any) -> int:
         console.info(f"  {decision}")
     if flags["dump_pass_pipeline"]:
         console.always(f"pipeline: {report.pipeline}")
-    if console.verbosity >= 2:
-        for remark in report.remarks:
-            console.detail(f"  {remark}")
+    for check in report.checks:
+        console.info(f"  checked {check}")
+    for remark in report.remarks:
+        console.detail(f"  {remark}")
     if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
         timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
+from edgecc.cli.ir_input import STDIN, read_ir
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_text
+from edgecc.errors import UsageError
 
 
 @click.command(cls=Command, name="diff", short_help="Compare two IR texts.")
@@ -21,9 +21,10 @@ def command(console: Console, first: str, second: str, context: int) -> int:
     Comments, spacing and locations do not count.
     """
     from edgecc.ir.compare import diff
-    from edgecc.ir.parser import read_module
 
-    a, b = read_module(Path(first)), read_module(Path(second))
+    if first == second == STDIN:
+        raise UsageError("usage/diff", "only one of the two texts can be standard input")
+    a, b = read_ir(first), read_ir(second)
     text = diff(a, b, names=(first, second), context=context)
     if not text:
         return console.ok("equal")

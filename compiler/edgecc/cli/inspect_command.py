@@ -36,7 +36,7 @@ def _render(facts: dict[str, Any], show_weights: bool) -> str:
                 lines += [_weight(name, w) for name, w in value.items()]
         elif isinstance(value, dict):
             lines.append(key)
-            lines += [f"  {k:<24}{_short(v)}" for k, v in value.items()]
+            lines += [f"  {k:<30}  {_short(v)}" for k, v in value.items()]
         elif isinstance(value, list):
             lines.append(key)
             lines += [f"  {_short(item)}" for item in value]

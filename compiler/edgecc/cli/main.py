@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit as error:
             if sys.stdout is not streams[0]:  # click's way to say that it met a broken pipe
                 sys.stdout, sys.stderr = streams
-                return _unread(console)
+                return _unread()
             return _exited(console, error)
         except Exception as error:
             return _unforeseen(console, error)
@@ -125,13 +125,11 @@ def _exited(console: Console, error: SystemExit) -> int:
     return console.failed("terminated", "stopped by a signal", code) if code else 0
 
 
-def _unread(console: Console) -> int:
+def _unread() -> int:
     """The reader of standard output has what it wanted (`edgecc ... | head`): that is no error."""
     with suppress(OSError, ValueError, AttributeError):  # standard output may be anything in tests
         # Python writes what is left at exit: to nowhere, instead of complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    with suppress(OSError):
-        return console.ok("nobody reads the rest of the output")
     return 0
 
 
@@ -139,7 +137,7 @@ def _unforeseen(console: Console, error: Exception) -> int:
     if isinstance(error, MemoryError):
         return console.failed("resources/memory", "not enough memory", 6)
     if isinstance(error, BrokenPipeError):
-        return _unread(console)
+        return _unread()
     if isinstance(error, OSError):
         return _os_error(console, error)
     return _internal(console)

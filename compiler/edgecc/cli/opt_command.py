@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecc.cli.ir_input import STDIN, read_ir
 from edgecc.cli.lift_command import write_text
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console
 from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.errors import UsageError
+from edgecc.paths import ir_folder
 
 if TYPE_CHECKING:
     from edgecc.ir import Module
@@ -72,14 +73,13 @@ def command(console: Console, file: str, **flags: Any) -> int:
     manager = PassManager(
         passes,
         verify_each=flags["verify_each"],
-        dump_dir=Path(flags["dump_ir"]) if flags["dump_ir"] else None,
+        dump_dir=None if flags["dump_ir"] is None else ir_folder(flags["dump_ir"]),
         measure_memory=bool(flags["timing"] or flags["timing_json"]),
         instruments=print_ir(console, flags),
     )
     manager.run(module, ctx)
-    if flags["explain"]:
-        for remark in ctx.remarks:
-            console.info(str(remark))
+    for remark in ctx.remarks:
+        (console.always if flags["explain"] else console.detail)(str(remark))
     if flags["timing"]:
         console.info(_table(manager.timings))
     if flags["timing_json"]:
@@ -92,7 +92,6 @@ def command(console: Console, file: str, **flags: Any) -> int:
 
 def _read(file: str, checkpoints: tuple[str, ...]) -> Module:
     from edgecc.driver import attach_checkpoints
-    from edgecc.ir.parser import parse_module, read_module
 
     folders = {}
     for text in checkpoints:
@@ -100,12 +99,9 @@ def _read(file: str, checkpoints: tuple[str, ...]) -> Module:
         if not equals or not folder:
             raise UsageError("usage/checkpoint", f"--checkpoint {text!r}: expected ROLE=DIR")
         folders[role] = folder
-    if file == "-":
-        module = parse_module(sys.stdin.read(), file="<stdin>")
-        attach_checkpoints(module, folders=folders)
-    else:
-        module = read_module(Path(file))
-        attach_checkpoints(module, near=Path(file).parent, folders=folders)
+    module = read_ir(file)
+    near = None if file == STDIN else Path(file).parent
+    attach_checkpoints(module, near=near, folders=folders)
     return module
 
 

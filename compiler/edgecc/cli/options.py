@@ -54,7 +54,7 @@ class Command(click.Command):
 def common(function: F) -> F:
     """Add `-v`, `-q`, `--color`, `--progress`, `--debug`; the command gets a `console`."""
 
-    @click.option("-v", "--verbose", count=True, help="More detail; twice for decisions.")
+    @click.option("-v", "--verbose", count=True, help="Also where each pass applied, and why not.")
     @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
     @click.option(
         "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
@@ -87,9 +87,10 @@ def num_threads(value: int | None) -> int | None:
     text = os.environ.get("EDGECC_NUM_THREADS")
     if value is not None or not text:
         return value
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+    # The length first: Python refuses to read a number of thousands of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
         raise UsageError(
-            "usage/num-threads", f"EDGECC_NUM_THREADS is {text!r}, expected a positive number"
+            "usage/num-threads", f"EDGECC_NUM_THREADS is {text[:40]!r}, expected a positive number"
         )
     return int(text)
 

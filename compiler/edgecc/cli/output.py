@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -45,7 +46,9 @@ class Console:
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Console:
         """For errors that come before arguments are parsed."""
-        color = "always" if "--color=always" in arguments else "auto"
+        joined = " ".join(arguments).replace("--color=", "--color ")
+        found = re.search(r"(?:^| )--color (always|never)(?: |$)", joined)
+        color = found[1] if found else "auto"
         return cls(color=use_color(color), debug="--debug" in arguments)
 
     def info(self, text: str) -> None:

@@ -64,8 +64,8 @@ def print_literal(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """A JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    """A JSON string; what is no Unicode, such as bytes in the name of a folder, is escaped."""
+    return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def _coerce(name: str, value: Literal, hint: Any) -> Any:

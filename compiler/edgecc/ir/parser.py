@@ -62,7 +62,7 @@ def read_module(path: Path) -> Module:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             "ir/unreadable", f"cannot read IR text: {error}", where=str(path)
         ) from error
