@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edgecc.ir import (
     Builder,
     Dense,
+    Derived,
     DType,
     Location,
     Module,
@@ -227,4 +228,15 @@ def test_hashes_are_the_only_text_that_depends_on_what_was_read():
     module = pair(PairOptions(stored=True))
     before = print_module(module)
     module.weights.digest("target.lm_head.weight")
+    assert module_text(module) == before
+
+
+def test_broken_modules_can_be_printed():
+    """Someone has to look at them: dangling weights, with and without known hashes."""
+    module = Module("m")
+    module.weights.add("w", dense(np.ones(2)))
+    module.weights.add("d", Weight((2,), Dense(DType.F32), Derived("dequantize", ("gone",))))
+    before = print_module(module)
+    assert "derived dequantize(@gone)" in before
+    module.weights.digest("w")
     assert module_text(module) == before

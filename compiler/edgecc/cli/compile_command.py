@@ -65,9 +65,18 @@ VLLM_KEYS = (
 @click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
 @click.option("--device", multiple=True, help="Device to compile for.  [default: cpu]")
 @click.option(
-    "--dtype", default="auto", show_default=True, help="Precision; auto keeps the files'."
+    "--dtype",
+    default="auto",
+    show_default=True,
+    help="Precision of activations; auto keeps the files'.",
 )
-@click.option("--quantization", "--quantize", default="auto", show_default=True)
+@click.option(
+    "--quantization",
+    "--quantize",
+    default="auto",
+    show_default=True,
+    help="Precision of weights; auto keeps the files'.",
+)
 @click.option(
     "--lm-head",
     type=click.Choice(["auto", "share", "own", "copy"]),
@@ -92,6 +101,8 @@ VLLM_KEYS = (
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
+    metavar="N",
+    help="Sequences at a time.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
 @click.option("--dump-ir", metavar="DIR", help="Write the IR before the first and after each pass.")

@@ -13,7 +13,15 @@ from edgecc.errors import UsageError
 @click.command(cls=Command, name="diff", short_help="Compare two IR texts.")
 @click.argument("first")
 @click.argument("second")
-@click.option("-U", "--context", type=click.IntRange(min=0), default=3, show_default=True)
+@click.option(
+    "-U",
+    "--context",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Equal lines to show around a difference.",
+)
 @common
 def command(console: Console, first: str, second: str, context: int) -> int:
     """Compare the IR texts FIRST and SECOND by structure; exit 5 if they differ.

@@ -16,8 +16,16 @@ from edgecc.cli.output import Console, print_text
     "--draft", metavar="DIR", help="Draft checkpoint; alone it lifts with unbound weights."
 )
 @click.option("-o", "--output", metavar="FILE", help="Default: standard output.")
-@click.option("--max-model-len", type=click.IntRange(min=1), metavar="N")
-@click.option("-k", "--num-speculative-tokens", type=click.IntRange(min=1), metavar="N")
+@click.option(
+    "--max-model-len", type=click.IntRange(min=1), metavar="N", help="Prompt and answer together."
+)
+@click.option(
+    "-k",
+    "--num-speculative-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most proposals per round; default: the draft's block.",
+)
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
 def command(

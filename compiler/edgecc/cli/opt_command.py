@@ -44,9 +44,14 @@ if TYPE_CHECKING:
 @click.option(
     "--dump-ir", metavar="DIR", help="Numbered files before the first and after each pass."
 )
-@click.option("--verify-each/--no-verify-each", default=True, show_default=True)
+@click.option(
+    "--verify-each/--no-verify-each",
+    default=True,
+    show_default=True,
+    help="Check the rules of the IR after each pass.",
+)
 @click.option("--timing", is_flag=True, help="A table of seconds and sizes per pass.")
-@click.option("--timing-json", metavar="FILE")
+@click.option("--timing-json", metavar="FILE", help="Write the same as JSON.")
 @click.option("--explain", is_flag=True, help="Where each pass applied, and why not elsewhere.")
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common

@@ -54,7 +54,12 @@ class Command(click.Command):
 def common(function: F) -> F:
     """Add `-v`, `-q`, `--color`, `--progress`, `--debug`; the command gets a `console`."""
 
-    @click.option("-v", "--verbose", count=True, help="Also where each pass applied, and why not.")
+    @click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Say more; compile and opt tell where each pass applied.",
+    )
     @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
     @click.option(
         "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True

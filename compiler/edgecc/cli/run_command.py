@@ -23,14 +23,32 @@ if TYPE_CHECKING:
 @click.option("--chat", metavar="TEXT", help="A request, put into the bundle's chat template.")
 @click.option("--system", metavar="TEXT", help="System message for --chat.")
 @click.option("--token-ids", metavar="ID,ID,...", help="The prompt as token ids.")
-@click.option("--max-new-tokens", type=int, default=128, show_default=True, metavar="N")
-@click.option("-k", "--num-speculative-tokens", type=int, metavar="N", help="Default: as compiled.")
+@click.option(
+    "--max-new-tokens",
+    type=int,
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Longest answer.",
+)
+@click.option(
+    "-k",
+    "--num-speculative-tokens",
+    type=int,
+    metavar="N",
+    help="Most proposals per round; default: as compiled.",
+)
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
 @click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
 @click.option("--device", help="Device of the bundle to use.")
-@click.option("--num-threads", type=click.IntRange(min=1), metavar="N")
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
 def command(console: Console, bundle: str, **flags: Any) -> int:

@@ -15,7 +15,12 @@ from edgecc.paths import local_path
 @click.command(cls=Command, name="verify", short_help="Prove a bundle on this machine.")
 @click.argument("bundle")
 @click.option("--device", help="Device of the bundle to use.")
-@click.option("--num-threads", type=click.IntRange(min=1), metavar="N")
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
+)
 @click.option(
     "--prompts",
     type=click.IntRange(min=0),
@@ -24,7 +29,14 @@ from edgecc.paths import local_path
     metavar="N",
     help="Random prompts on which speculation is compared with plain decoding.",
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Length of each answer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
 def command(console: Console, bundle: str, **flags: Any) -> int:

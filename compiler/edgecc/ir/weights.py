@@ -293,7 +293,10 @@ class WeightTable(Mapping[str, Weight]):
         """The digest if it has been computed or remembered; reads nothing. None for aliases."""
         if not self._digests or isinstance(self._weights[symbol].source, Alias):
             return None
-        return self._digests.get(self._digest_key(symbol))
+        try:
+            return self._digests.get(self._digest_key(symbol))
+        except InternalError:  # made from a weight that is not there: print it all the same
+            return None
 
     def remember_digest(self, symbol: str, digest: str) -> None:
         """Take a digest that was computed elsewhere for the truth (from IR text)."""
