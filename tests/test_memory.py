@@ -126,7 +126,12 @@ def test_fast_verification_opens_small_engines_only(
 ) -> None:
     """The bound counts what the engine computes with, not what is stored."""
     checked = []
-    monkeypatch.setattr(edgecc.driver, "check_engine", lambda *_: checked.append(1))
+
+    def check(*_: object) -> tuple[()]:
+        checked.append(1)
+        return ()
+
+    monkeypatch.setattr(edgecc.driver, "check_engine", check)
     target = write_large_target(
         tmp_path / "target",
         hidden=256,
