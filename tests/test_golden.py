@@ -9,7 +9,6 @@ import pytest
 from safetensors.numpy import load, save
 
 import edgecc
-from edgecc.devices import get_device
 from edgecc.errors import InputError, MismatchError
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
@@ -93,7 +92,7 @@ class TestCheckEngine:
 
     def check(self, bundle: Path, golden: bytes) -> None:
         manifest = edgecc.backends.bundle.Bundle.open(bundle).manifest
-        check_engine(bundle, get_device("cpu"), manifest["artifacts"]["cpu"], golden)
+        check_engine(bundle, manifest["artifacts"]["cpu"], golden)
 
     def test_its_own_rows(self, bundle: Path) -> None:
         self.check(bundle, (bundle / GOLDEN_FILE).read_bytes())

@@ -257,7 +257,7 @@ def _write(
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
-            checks = check_engine(writer.directory, device, artifact.manifest, golden)
+            checks = check_engine(writer.directory, artifact.manifest, golden)
             lowered.checks.extend(map(str, checks))
         else:
             module.decisions.append(

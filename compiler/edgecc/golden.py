@@ -16,7 +16,6 @@ from safetensors.numpy import save
 from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
 from edgecc.backends.runtime.verify import GOLDEN_FILE, Check, compare_golden, read_golden
-from edgecc.devices import Device
 from edgecc.errors import InputError
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
@@ -79,9 +78,7 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
 
 
-def check_engine(
-    directory: Path, device: Device, artifact: Mapping[str, Any], golden: bytes
-) -> tuple[Check, ...]:
+def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) -> tuple[Check, ...]:
     """Open the engine of an unfinished bundle and compare it with the golden rows.
 
     Returns:
@@ -90,7 +87,6 @@ def check_engine(
     Raises:
         MismatchError: Numbers differ by more than the tolerance.
     """
-    del device  # one engine so far
     engine = OrtEngine(_Directory(directory), artifact, num_threads=None, progress=None)
     try:
         result = compare_golden(engine, read_golden(golden))

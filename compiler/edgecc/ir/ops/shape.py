@@ -349,6 +349,13 @@ class Squeeze(Op[AxisAttributes]):
         return (np.squeeze(operands[0], axis=attrs.axis),)
 
 
+def _require_rows_after(length: TensorType, x: TensorType) -> None:
+    """`length` counts, for each sequence, the rows before those of x."""
+    require_type("length", length, DType.I64, rank=1)
+    require(x.rank >= 2, f"x must have at least two axes, got {x}")
+    require_equal("batch", x.shape[0], length.shape[0])
+
+
 class PositionIds(Op[Attributes]):
     """Positions of new rows: `length` i64 `[b]` and x `[b, s, ...]` give i64 `[b, s]`."""
 
@@ -364,9 +371,7 @@ class PositionIds(Op[Attributes]):
     ) -> tuple[TensorType, ...]:
         """`[b, s]`."""
         length, x = operands
-        require_type("length", length, DType.I64, rank=1)
-        require(x.rank >= 2, f"x must have at least two axes, got {x}")
-        require_equal("batch", x.shape[0], length.shape[0])
+        _require_rows_after(length, x)
         return (TensorType(DType.I64, x.shape[:2]),)
 
     def evaluate(
@@ -396,9 +401,7 @@ class Advance(Op[Attributes]):
     ) -> tuple[TensorType, ...]:
         """The type of `length`."""
         length, x = operands
-        require_type("length", length, DType.I64, rank=1)
-        require(x.rank >= 2, f"x must have at least two axes, got {x}")
-        require_equal("batch", x.shape[0], length.shape[0])
+        _require_rows_after(length, x)
         return (length,)
 
     def evaluate(
