@@ -17,9 +17,11 @@ from edgecc.passes.base import Pass, PassContext, Remark
 
 PASSES: Mapping[str, str] = {
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
+    "cse": "edgecc.passes.cse:Cse",
     "dce": "edgecc.passes.dce:Dce",
     "dedupe-weights": "edgecc.passes.dedupe_weights:DedupeWeights",
     "drop-outputs": "edgecc.passes.drop_outputs:DropOutputs",
+    "fold-constants": "edgecc.passes.fold_constants:FoldConstants",
     "fuse-cached-attention": "edgecc.passes.fuse_cached_attention:FuseCachedAttention",
     "fuse-gate-up": "edgecc.passes.fuse_gate_up:FuseGateUp",
     "fuse-qkv": "edgecc.passes.fuse_qkv:FuseQkv",

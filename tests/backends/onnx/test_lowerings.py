@@ -389,6 +389,33 @@ def pad_first_axis_of_floats(random: np.random.Generator, batch: int, rows: int)
     return Case(build, {"x": x}, {"y": y}, {"tolerance": 0.0})
 
 
+@case("constant")
+def constants(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Floats of any encoding and integers, returned as they are and used by others."""
+    x, table = normal(random, 3, 8), normal(random, 4, 32)
+    vector = normal(random, 8).astype(ml_dtypes.bfloat16)
+    packed, scale, scale_2 = random_nvfp4(random, 4, 32)
+    ids = random.integers(0, 4, (2, rows))
+
+    def build(b: GraphBuilder) -> None:
+        b.give("x", b.op("constant", weights=(b.dense("wx", x),)))
+        b.give("v", b.op("constant", weights=(b.dense("wv", vector),)))
+        b.give("p", b.op("constant", weights=(b.nvfp4("wp", packed, scale, scale_2),)))
+        made = b.op("constant", weights=(b.dense("ids", ids),))
+        b.give("rows", b.op("embedding", made, weights=(b.dense("table", table),)))
+        b.give("sum", b.op("add", b.take("y", (3, 8)), b.graph.nodes[0].result))
+
+    y = normal(random, 3, 8)
+    expected = {
+        "x": x,
+        "v": vector.astype(np.float32),
+        "p": nvfp4_values(packed, scale, scale_2),
+        "rows": table[ids],
+        "sum": wide(x) + y,
+    }
+    return Case(build, {"y": y}, expected, {"tolerance": 1e-7})
+
+
 @case("unsqueeze")
 def unsqueeze(random: np.random.Generator, batch: int, rows: int) -> Case:
     x = normal(random, batch, rows)
