@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PASSES: Mapping[str, str] = {
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
+    "canonicalize": "edgecc.passes.canonicalize:Canonicalize",
     "cse": "edgecc.passes.cse:Cse",
     "dce": "edgecc.passes.dce:Dce",
     "dedupe-weights": "edgecc.passes.dedupe_weights:DedupeWeights",
