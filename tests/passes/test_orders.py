@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from edgecc.ir import Inline, Module, Stored, verify
 from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.passes.canonicalize import Canonicalize
+from edgecc.passes.cse import Cse
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights, DedupeWeightsOptions
 from edgecc.passes.drop_outputs import DropOutputs
+from edgecc.passes.fold_constants import FoldConstants
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
@@ -31,6 +34,9 @@ PASSES: dict[str, Pass[Any]] = {
     for made in (
         BindSharedWeights(),
         DedupeWeights(DedupeWeightsOptions(0)),
+        Canonicalize(),
+        FoldConstants(),
+        Cse(),
         Dce(),
         FuseQkv(),
         FuseGateUp(),
