@@ -30,9 +30,12 @@ PASSES: Mapping[str, str] = {
     "fuse-cached-attention": "edgecc.passes.fuse_cached_attention:FuseCachedAttention",
     "fuse-gate-up": "edgecc.passes.fuse_gate_up:FuseGateUp",
     "fuse-qkv": "edgecc.passes.fuse_qkv:FuseQkv",
+    "fuse-residual-norm": "edgecc.passes.fuse_residual_norm:FuseResidualNorm",
+    "fuse-rope": "edgecc.passes.fuse_rope:FuseRope",
     "legalize": "edgecc.passes.legalize:Legalize",
     "lower-encodings": "edgecc.passes.lower_encodings:LowerEncodings",
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
+    "stack-context-kv": "edgecc.passes.stack_context_kv:StackContextKv",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }
 """Pass names to `module:Class`."""

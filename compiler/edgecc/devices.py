@@ -67,6 +67,7 @@ _COMMON_OPS = frozenset(
         *("linear", "embedding", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
         *("position_ids", "advance", "rope", "argmax", "call", "constant"),
+        "add_rms_norm",
     )
 )
 
