@@ -53,8 +53,9 @@ class FuseCachedAttention(Pass[NoOptions]):
         changed = False
         for graph in module.graphs.values():
             for node in [n for n in graph.nodes if n.op.name == "attention"]:
+                where = site(graph, node)
                 reason = _too_narrow(node, ctx) or self._fuse(module, graph, node)
-                self.remark(ctx, site(graph, node), reason or "fused", applied=not reason)
+                self.remark(ctx, where, reason or "fused", applied=not reason)
                 changed |= not reason
         return changed
 

@@ -33,6 +33,7 @@ Array: TypeAlias = NDArray[Any]
 
 _HEADER = f'edgecc.module v{FORMAT_VERSION} "golden"'
 _HASH = re.compile(r' hash "[0-9a-f]+"')
+_BLANK_LINES = re.compile(r"\n{3,}")
 
 
 class GoldenError(AssertionError):
@@ -89,7 +90,8 @@ def run_case(case: Case, *, file: str = "<text>") -> Ran:
 
 def module_body(module: Module) -> str:
     """The printed module without its first line, and without hashes, which are caches."""
-    return _HASH.sub("", print_module(module)).partition("\n")[2].strip("\n")
+    text = _HASH.sub("", print_module(module)).partition("\n")[2]
+    return _BLANK_LINES.sub("\n\n", text).strip("\n")
 
 
 def check_laws(ran: Ran) -> None:
