@@ -6,7 +6,16 @@ import pytest
 
 from edgecc.ir import DType
 from edgecc.ir.ops import TypeRuleError, constant
-from helpers.ops import assert_same_bits, family, infer, run_op, values
+from helpers.ops import (
+    Case,
+    Cases,
+    assert_same_bits,
+    check_reference,
+    family,
+    infer,
+    run_op,
+    values,
+)
 from helpers.weights import dense, packed
 
 RNG = np.random.default_rng(0)
@@ -16,8 +25,26 @@ VALUES = values(RNG, 2, 3, 4)
 IDS = np.array([2**62 + 1, -5])
 
 
-def test_family():
-    assert family(constant.OPS) == {"constant"}
+def floats(rng: np.random.Generator) -> Case:
+    made = packed(rng, 3, 8)
+    return Case((), (made.values,), (made.weight,), results=("f32[3, 8]",))
+
+
+def integers(rng: np.random.Generator) -> Case:
+    ids = rng.integers(-9, 9, 5)
+    return Case((), (ids,), (dense(ids),), results=("i64[5]",))
+
+
+CASES: Cases = {"constant": floats, "constant-integers": integers}
+
+
+def test_every_op_has_a_case():
+    assert {name.split("-")[0] for name in CASES} == family(constant.OPS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name):
+    check_reference("constant", CASES[name](np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,11 @@ from edgecc.passes.fold_constants import FoldConstants
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
+from edgecc.passes.fuse_residual_norm import FuseResidualNorm
+from edgecc.passes.fuse_rope import FuseRope
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.stack_context_kv import StackContextKv, StackContextKvOptions
 from edgecc.passes.unroll_markov import UnrollMarkov
 from helpers.modules import evaluate, interface
 from helpers.ops import assert_same_bits
@@ -40,6 +43,9 @@ PASSES: dict[str, Pass[Any]] = {
         Dce(),
         FuseQkv(),
         FuseGateUp(),
+        FuseResidualNorm(),
+        FuseRope(),
+        StackContextKv(StackContextKvOptions(duplicate=True)),
         FuseCachedAttention(),
         UnrollMarkov(),
         LowerEncodings(LowerEncodingsOptions("int8-split")),

@@ -16,7 +16,7 @@ from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
 from edgecc.ir.ops.attention import RopeAttributes
 from edgecc.ir.ops.control import CallAttributes
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.roles import Role
@@ -387,6 +387,41 @@ def pad_first_axis_of_floats(random: np.random.Generator, batch: int, rows: int)
 
     y = np.concatenate([x, np.full((1, rows, 2), -3, np.float32)])
     return Case(build, {"x": x}, {"y": y}, {"tolerance": 0.0})
+
+
+@case("add_rms_norm")
+def add_rms_norm(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Both results are returned, and both are used."""
+    a, b, w = normal(random, batch, rows, 96), normal(random, batch, rows, 96), normal(random, 96)
+
+    def build(g: GraphBuilder) -> None:
+        operands = [g.take("a", (B, T, 96)), g.take("b", (B, T, 96))]
+        node = g.node("add_rms_norm", operands, (g.dense("w", w),), AddRmsNormAttributes(1e-5))
+        g.give("normed", node.results[0])
+        g.give("sum", node.results[1])
+        g.give("product", g.op("mul", *node.results))
+
+    total = wide(a) + b
+    normed = _rms_norm(total, w, 1, 1e-5)
+    expected = {"normed": normed, "sum": total, "product": normed * total}
+    return Case(build, {"a": a, "b": b}, expected)
+
+
+@case("add_rms_norm")
+def add_rms_norm_of_other_ranks(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The kernel takes two or three axes; only the norm is read."""
+    a, w = normal(random, batch, 2, rows, 32), normal(random, 32)
+
+    def build(g: GraphBuilder) -> None:
+        x, flat = g.take("x", (B, 2, T, 32)), g.take("flat", (T, 32))
+        weights = (g.dense("w", w),)
+        attrs = AddRmsNormAttributes(1e-6)
+        g.give("four", g.node("add_rms_norm", (x, x), weights, attrs).results[0])
+        g.give("two", g.node("add_rms_norm", (flat, flat), weights, attrs).results[0])
+
+    expected = {"four": _rms_norm(2 * wide(a), w, 1, 1e-6)}
+    expected["two"] = _rms_norm(2 * wide(a[0, 0]), w, 1, 1e-6)
+    return Case(build, {"x": a, "flat": a[0, 0]}, expected)
 
 
 @case("constant")

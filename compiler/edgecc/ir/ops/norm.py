@@ -86,8 +86,8 @@ class RmsNorm(Op[RmsNormAttributes]):
 class AddRmsNorm(Op[AddRmsNormAttributes]):
     """Residual addition and the normalization of the sum: made by `fuse-residual-norm`.
 
-    `sum = a + b` and `normed = sum / sqrt(mean(sum^2) + eps) * w` over the last axis: f32 `[..., H]`
-    twice and a weight `[H]`.
+    `sum = a + b` and `normed = sum / sqrt(mean(sum^2) + eps) * w` over the last axis: two operands
+    f32 `[..., H]` and a weight `[H]`.
     """
 
     name = "add_rms_norm"
