@@ -21,7 +21,9 @@ from edgecc.testing.golden_run import GoldenError, check_laws, run_case
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag."""
     parser.addoption(
-        "--update-golden", action="store_true", help="write the outcomes of golden cases that differ"
+        "--update-golden",
+        action="store_true",
+        help="write the outcomes of golden cases that differ",
     )
 
 
