@@ -241,6 +241,18 @@ def test_every_pass_has_a_page_with_its_manual_and_its_cases(pages, name):
     assert text.count("```eir\n") + text.count("```text\n") == text.count("```") / 2
 
 
+def test_blocks_of_code_in_manuals(tmp_path, monkeypatch):
+    """They hold IR unless they say what else, and are paragraphs of their own."""
+    example = (
+        "```\n        %x\n        ```\n        becomes\n        ```text\n        y\n        ```"
+    )
+    cls = described(Fuse.__doc__.replace("Example:\n        Text.", f"Example:\n        {example}"))
+    lacks(tmp_path, cls)
+    monkeypatch.setattr(hook, "GOLDEN", tmp_path)
+    page = hook.pass_page(manual_of(cls))
+    assert "\n\n```eir\n%x\n```\n\nbecomes\n\n```text\ny\n```\n\n" in page
+
+
 def test_a_pass_without_golden_cases_has_no_page():
     with pytest.raises(InputError, match="cannot read golden cases"):
         hook.pass_page(manual_of(Undocumented))

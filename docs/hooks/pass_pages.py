@@ -24,7 +24,9 @@ INDEX = "passes.md"
 TABLE = "<!-- table of passes -->"
 """Where the index page wants the table."""
 
-VERDICT = {
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+
+_VERDICT = {
     Kind.AFTER: "becomes",
     Kind.UNCHANGED: "stays as it is.",
     Kind.ERROR: "is refused:",
@@ -101,9 +103,12 @@ def _manual(m: Manual) -> Iterator[str]:
 
 
 def _highlighted(text: str) -> str:
-    """Fences without a language hold IR."""
-    fences = iter(range(text.count("```")))
-    return re.sub(r"^```$", lambda _: "```" if next(fences) % 2 else "```eir", text, flags=re.M)
+    """Blocks of code as paragraphs of their own; those that name no language hold IR."""
+
+    def block(match: re.Match[str]) -> str:
+        return f"\n{_fence(match[1] or 'eir', match[2])}\n"
+
+    return _BLOCK.sub(block, text).strip("\n")
 
 
 def _cases(name: str) -> Iterator[str]:
@@ -125,7 +130,7 @@ def _how(case: Case) -> str:
 
 
 def _outcome(outcome: Outcome) -> Iterator[str]:
-    yield VERDICT[outcome.kind]
+    yield _VERDICT[outcome.kind]
     if outcome.ir:
         yield _fence("eir", outcome.ir)
     if outcome.notes:

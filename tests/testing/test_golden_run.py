@@ -191,6 +191,12 @@ def test_laws_that_do_not_hold(faulty, changed, message):
         check_laws(ran_by(faulty, changed=changed))
 
 
+def test_a_pass_that_is_not_idempotent():
+    faulty = Faulty([True], "silu", beside=True)
+    faulty.idempotent = False  # type: ignore[misc]
+    check_laws(ran_by(faulty, changed=True))
+
+
 def test_values_within_the_tolerance_of_the_pass():
     """Half of a value is no rounding, unless somebody declares it to be."""
     faulty = Faulty([True, False], "sigmoid")
