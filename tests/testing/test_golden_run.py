@@ -111,6 +111,15 @@ def test_outcomes():
     assert run_case(case(pipeline="legalize", device="cpu")).outcome.kind is Kind.UNCHANGED
 
 
+def test_locations_are_printed_where_a_case_has_some():
+    body = BODY.replace(
+        "%y = linear(%x, @a) : f32[t, 2]", '%y = linear(%x, @a) : f32[t, 2]  loc("a")'
+    )
+    assert 'loc("a")' in run_case(case(body)).outcome.ir
+    assert "loc(" not in run_case(case()).outcome.ir
+    check_laws(run_case(case(body)))
+
+
 @pytest.mark.parametrize(
     ("made", "error"),
     [

@@ -80,17 +80,22 @@ def run_case(case: Case, *, file: str = "<text>") -> Ran:
     except EdgeccError as error:
         outcome = Outcome(Kind.ERROR, tuple(str(error).splitlines()))
     else:
-        notes, text = tuple(map(str, ctx.remarks)), module_body(after)
-        same = text == module_body(before)
+        notes, text = tuple(map(str, ctx.remarks)), _body(case, after)
+        same = text == _body(case, before)
         outcome = Outcome(Kind.UNCHANGED, notes) if same else Outcome(Kind.AFTER, notes, text)
     changed = [timing.changed for timing in manager.timings]
     return Ran(case, outcome, before, after, manager.passes, changed)
 
 
-def module_body(module: Module) -> str:
+def module_body(module: Module, *, locations: bool = False) -> str:
     """The printed module without its first line, and without hashes, which are caches."""
-    text = print_module(module, hashes=False).partition("\n")[2]
+    text = print_module(module, locations=locations, hashes=False).partition("\n")[2]
     return _BLANK_LINES.sub("\n\n", text).strip("\n")
+
+
+def _body(case: Case, module: Module) -> str:
+    """With the locations of nodes, if the case has any."""
+    return module_body(module, locations=" loc(" in case.before)
 
 
 def check_laws(ran: Ran) -> None:
@@ -110,9 +115,9 @@ def check_laws(ran: Ran) -> None:
         any(ran.changed) is (ran.outcome.kind is Kind.AFTER),
         f"the passes report changed={ran.changed}, but the module is {ran.outcome.kind.value}",
     )
-    text = module_body(ran.after)
+    text = _body(ran.case, ran.after)
     again = parse_module(f"{_HEADER}\n{text}")
-    _require(module_body(again) == text, "the text does not parse to the same module")
+    _require(_body(ran.case, again) == text, "the text does not parse to the same module")
     _check_values(ran)
     if all(p.idempotent for p in ran.passes):
         _check_second_run(ran, text)
@@ -122,7 +127,7 @@ def _check_second_run(ran: Ran, text: str) -> None:
     ctx = PassContext(get_device(ran.case.device) if ran.case.device else None)
     manager = PassManager(ran.passes)
     manager.run(ran.after, ctx)
-    second = module_body(ran.after)
+    second = _body(ran.case, ran.after)
     _require(second == text, f"a second run changes the module again:\n{second}")
     _require(
         len(ran.passes) > 1 or not manager.timings[0].changed,
