@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +150,13 @@ def test_what_the_pipeline_makes_of_it(module, name, form, device):
             TorchExecutor(m, torch.float64, device).run(graph, inputs) for m in (module, compiled)
         )
         assert_close(after, {name: before[name] for name in after}, 1e-12)
+
+
+def test_the_example_of_the_manual():
+    text = (Path(__file__).parents[3] / "docs" / "ir.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n([^`]*TorchExecutor.*?)```", text, re.DOTALL)
+    code = code.replace('"./target", "./draft"', repr((str(TARGET), str(DRAFT)))[1:-1])
+    seen: dict[str, object] = {}
+    exec(code, {"print": seen.update})
+    assert {"logits", "hidden_tap", "k_cache.0"} <= seen.keys()
+    assert max(float(str(v)) for v in seen.values()) < 1e-9
