@@ -49,7 +49,7 @@ def build_attributes(cls: type[Attributes], literals: Mapping[str, Literal]) -> 
 
 
 @functools.cache
-def _hints(cls: type[Attributes]) -> dict[str, Any]:
+def _hints(cls: type[object]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
