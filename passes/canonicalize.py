@@ -40,6 +40,7 @@ class Canonicalize(Pass[NoOptions]):
         | `tail` of x, as long as x | x |
         | `tail` of `tail` | one `tail` |
         | `tail` of `concat`, as long as its last parts | those parts |
+        | `tail` of `concat`, shorter than the last part | `tail` of that part |
 
     Why
         Passes cut and join without looking at who joins and cuts next. What is left after these

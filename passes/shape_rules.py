@@ -180,7 +180,7 @@ def tail_of_tail(editor: Editor, node: Node) -> Sequence[Value] | None:
 
 
 def tail_of_concat(editor: Editor, node: Node) -> Sequence[Value] | None:
-    """The last rows, as many as the last parts have, are those parts."""
+    """The last rows, as many as the last parts have, are those parts; fewer are of the last one."""
     inner, axis = _made_by(node.operands[0], "concat", node), axis_of(node)
     if inner is None:
         return None
@@ -190,9 +190,13 @@ def tail_of_concat(editor: Editor, node: Node) -> Sequence[Value] | None:
         size, total = size + part.type.shape[axis], total + 1
         if size == wanted:
             return (editor.concat(node, inner.operands[-total:], axis),)
-        if isinstance(size - wanted, int) and int(str(size - wanted)) > 0:
-            return None
-    return None
+        excess = size - wanted
+        if isinstance(excess, int) and excess > 0:
+            break
+    if total != 1:
+        return None
+    operands = (inner.operands[-1], node.operands[1])
+    return (editor.insert(node, "tail", operands, attrs=node.attrs).result,)
 
 
 RULES: Mapping[str, Sequence[Rule]] = {

@@ -180,6 +180,10 @@ def _rewrite(rewriter: Rewriter, group: Sequence[Match]) -> None:
         block = rewriter.insert(node, "linear", rest, node.weights).result
         joined = rewriter.insert(node, "concat", (piece, block), attrs=rows.attrs)
         rewriter.replace(node, joined.results)
+    returned = {o.value for o in rewriter.graph.outputs}
+    for rows in dict.fromkeys(layer["rows"] for layer in group):
+        if not rows.result.uses and rows.result not in returned:
+            rewriter.erase(rows)
 
 
 def _context(layer: Match) -> Value:

@@ -135,6 +135,10 @@ MATCHES = {
     "tail of all": (lambda b, x, y, z: b.tail(x, b.take("u", T, 8)), ["x"]),
     "tail of tail": (lambda b, x, y, z: b.tail(b.tail(x, z), y), ["tail(x, y, 1)"]),
     "tail of concat": (lambda b, x, y, z: b.tail(b.concat(x, z), z), ["z"]),
+    "tail of concat: fewer": (
+        lambda b, x, y, z: b.tail(b.concat(x, z), y),
+        ["tail(z, y, 1)"],
+    ),
     "tail of concat: two parts": (
         lambda b, x, y, z: b.tail(b.concat(x, y, z), x),
         ["concat(y, z, 1)"],
@@ -221,7 +225,7 @@ NEAR_MISSES = {
         b.tail(b.take("u", T + 1, 8), b.take("v", T, 8), axis=0), y
     ),
     "a tail of a part and a bit": lambda b, x, y, z: b.tail(b.concat(x, y), z),
-    "a tail of a bit of a part": lambda b, x, y, z: b.tail(b.concat(y, x), z),
+    "a tail of a bit of a part": lambda b, x, y, z: b.tail(b.concat(z, y, y), z),
     "a tail of parts of unknown size": lambda b, x, y, z: b.tail(b.concat(b.take("u", B, T), y), z),
 }
 
