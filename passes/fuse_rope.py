@@ -21,10 +21,19 @@ class FuseRope(RewritePass[NoOptions]):
         pieces are simply more heads of one rotation.
 
     Why
-        One op less. ONNX Runtime 1.32 on one thread of a shared x86 machine gained 8 to 16 percent
-        for up to 8 rows of 6 to 40 heads (6.7 to 5.8 microseconds for 6 heads of 64 and 2 rows),
-        lost 11 percent for 8 rows of 40 heads of 128, and lost a third for 64 rows. So no default
-        pipeline has this pass.
+        One op less. With ONNX Runtime 1.32 that does not always pay, so no default pipeline has
+        this pass. Measured on one thread of a shared x86 machine, best of 60 runs, microseconds:
+
+        | heads | rows | `Split`, two `RotaryEmbedding` | one `RotaryEmbedding`, `Split` |
+        | --- | --- | --- | --- |
+        | 4 + 2 of 64 | 2 | 6.7 | 5.8 |
+        | 4 + 2 of 64 | 64 | 23 | 18 |
+        | 16 + 8 of 64 | 2 | 12 | 10 |
+        | 16 + 8 of 64 | 8 | 19 | 17 |
+        | 16 + 8 of 64 | 64 | 328 | 458 |
+        | 32 + 8 of 128 | 2 | 10 | 9.2 |
+        | 32 + 8 of 128 | 8 | 37 | 41 |
+        | 32 + 8 of 128 | 64 | 565 | 789 |
 
     Example:
         ```
@@ -49,9 +58,10 @@ class FuseRope(RewritePass[NoOptions]):
         Exact.
 
     Limits
-        A split with other pieces, such as values, is left alone: it would be split twice, which
-        was measured to cost more than the rotation. So are pieces with a per-head norm between the
-        split and the rotation, and pieces that somebody reads unrotated.
+        A split with other pieces, such as values, is left alone: one rotation less would be one
+        split more, and in the same measurement that was slower in eight of nine shapes. So are
+        pieces with a per-head norm between the split and the rotation, and pieces that somebody
+        reads unrotated.
     """
 
     name = "fuse-rope"
