@@ -133,6 +133,7 @@ class WeightTable(Mapping[str, Weight]):
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
         self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
+        self._maxima: dict[tuple[tuple[str, Weight], ...], np.float32] = {}
 
     def __getitem__(self, symbol: str) -> Weight:
         return self._weights[symbol]
@@ -149,6 +150,7 @@ class WeightTable(Mapping[str, Weight]):
         table._weights = dict(self._weights)
         table.readers = dict(self.readers)
         table._digests = dict(self._digests)
+        table._maxima = dict(self._maxima)
         return table
 
     def add(self, symbol: str, weight: Weight) -> str:
@@ -279,6 +281,18 @@ class WeightTable(Mapping[str, Weight]):
         for start in range(0, weight.shape[0], step):
             stop = min(start + step, weight.shape[0])
             yield start, stop, self.read(symbol, start, stop)
+
+    def absolute_maximum(self, symbol: str) -> np.float32:
+        """The largest magnitude in a weight, cached; streams the weight once. 0 if it is empty."""
+        key = self._digest_key(self.resolve(symbol))
+        if key not in self._maxima:
+            encoding = self._weights[self.resolve(symbol)].encoding
+            found = np.float32(0)
+            for _, _, parts in self.row_blocks(symbol):
+                values = encoding.dequantize(parts)
+                found = max(found, np.float32(np.max(np.abs(values), initial=0)))
+            self._maxima[key] = found
+        return self._maxima[key]
 
     def digest(self, symbol: str) -> str:
         """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""
