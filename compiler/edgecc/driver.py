@@ -237,7 +237,7 @@ def _lower_ir(
     )
     ctx = PassContext(device)
     manager.run(module, ctx)
-    _check_quantized(module, options)
+    _check_quantized(module, options, ctx)
     return _Lowered(module, device, manager, lifted, ctx)
 
 
@@ -327,26 +327,31 @@ def _rounding(passes: Sequence[Pass[Any]]) -> Iterator[Quantize]:
             yield from _rounding(item.passes)
 
 
-def _check_quantized(module: Module, options: CompileOptions) -> None:
+def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -> None:
     """Refuse a quantization that found nothing to round.
 
     Raises:
-        UsageError: The flag and the role are named.
+        UsageError: The flag and the role are named, and why weights were left alone.
     """
     rounded = {
         symbol.partition(".")[0]
         for symbol, weight in module.weights.items()
         if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
     }
-    for role, format in (
-        ("target", options.quantization),
-        ("draft", options.draft_quantization),
+    for role, flag, format in (
+        ("target", "--quantization", options.quantization),
+        ("draft", "--draft-quantization", options.draft_quantization),
     ):
         if format != "auto" and role not in rounded:
-            flag = "--quantization" if role == "target" else "--draft-quantization"
+            reasons = [
+                f"{r.where}: {r.message}"
+                for r in ctx.remarks
+                if r.pass_name == Quantize.name and r.where.startswith(f"@{role}.")
+            ]
             raise UsageError(
                 "usage/nothing-to-quantize",
-                f"{flag} {format}: the {role} has no unquantized linear weights",
+                f"{flag} {format} fits none of the {role}'s linear weights",
+                notes=reasons[:3],
                 help=f"leave out {flag}: weights keep the precision of the files",
             )
 
