@@ -30,6 +30,7 @@ PASSES: Mapping[str, str] = {
     "legalize": "edgecc.passes.legalize:Legalize",
     "lower-encodings": "edgecc.passes.lower_encodings:LowerEncodings",
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
+    "quantize": "edgecc.passes.quantize:Quantize",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }
 """Pass names to `module:Class`."""

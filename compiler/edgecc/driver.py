@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import NVFP4
 from edgecc.ir.printer import print_module
-from edgecc.ir.weights import Stored, Unbound
+from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.manifest import describe
 from edgecc.passes.base import Pass, PassContext, Remark
 from edgecc.passes.bind_shared_weights import BindSharedWeights
@@ -36,6 +36,8 @@ from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
+from edgecc.passes.quantize import Quantize
+from edgecc.passes.repeat import Repeat
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
@@ -187,6 +189,9 @@ def _passes(device: Device, options: CompileOptions) -> list[Pass[Any]]:
         copy_head=options.lm_head == "copy",
         keep_draft_logits=options.draft_outputs,
         linear_form=options.linear_form,
+        quantization=options.quantization,
+        draft_quantization=options.draft_quantization,
+        quantize_head=options.quantize_head,
     )
 
 
@@ -232,6 +237,7 @@ def _lower_ir(
     )
     ctx = PassContext(device)
     manager.run(module, ctx)
+    _check_quantized(module, options, ctx)
     return _Lowered(module, device, manager, lifted, ctx)
 
 
@@ -253,7 +259,7 @@ def _write(
     writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     if options.verify != "none":
         report("golden", 0, 1)
-        golden = _golden(target, draft, options, _limits(module))
+        golden = _golden(target, draft, options, lowered)
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
@@ -291,22 +297,63 @@ def _engine_bytes(module: Module) -> int:
     return sum(table[s].nbytes for s in used)
 
 
-def _golden(
-    target: Path, draft: Path | None, options: CompileOptions, limits: Mapping[str, Json]
-) -> bytes:
+def _golden(target: Path, draft: Path | None, options: CompileOptions, lowered: _Lowered) -> bytes:
     """Golden rows of the module as lifted, only bound: what the interpreter takes for the truth.
 
-    Its caches are small: their capacity changes no value, and the interpreter copies them.
+    Weights that the pipeline rounds are rounded here as well: rounding is what was asked for, and
+    the rows are to show that the engine computes with those weights. Its caches are small: their
+    capacity changes no value, and the interpreter copies them.
     """
+    limits = _limits(lowered.module)
     length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
     rows = min(PROMPT_ROWS, length, chunk)
     small = replace(_lift_options(options), max_model_len=max(rows, 2), max_input_len=None)
     module = lift_checkpoints(target, draft, small)
     try:
         BindSharedWeights().run(module, PassContext())
+        for item in _rounding(lowered.manager.passes):
+            item.run(module, PassContext())
         return make_golden(module, rows)
     finally:
         _close(module)
+
+
+def _rounding(passes: Sequence[Pass[Any]]) -> Iterator[Quantize]:
+    """The passes of a pipeline that change weights on purpose."""
+    for item in passes:
+        if isinstance(item, Quantize):
+            yield item
+        elif isinstance(item, Repeat):
+            yield from _rounding(item.passes)
+
+
+def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -> None:
+    """Refuse a quantization that found nothing to round.
+
+    Raises:
+        UsageError: The flag and the role are named, and why weights were left alone.
+    """
+    rounded = {
+        symbol.partition(".")[0]
+        for symbol, weight in module.weights.items()
+        if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
+    }
+    for role, flag, format in (
+        ("target", "--quantization", options.quantization),
+        ("draft", "--draft-quantization", options.draft_quantization),
+    ):
+        if format != "auto" and role not in rounded:
+            reasons = [
+                f"{r.where}: {r.message}"
+                for r in ctx.remarks
+                if r.pass_name == Quantize.name and r.where.startswith(f"@{role}.")
+            ]
+            raise UsageError(
+                "usage/nothing-to-quantize",
+                f"{flag} {format} fits none of the {role}'s linear weights",
+                notes=reasons[:3],
+                help=f"leave out {flag}: weights keep the precision of the files",
+            )
 
 
 def _lift_options(options: CompileOptions) -> LiftOptions:
@@ -329,6 +376,11 @@ def _check_needs_draft(options: CompileOptions, draft: Path | None) -> None:
         return
     if options.lm_head != "auto":
         raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
+    if options.draft_quantization != "auto":
+        raise UsageError(
+            "usage/draft-quantization",
+            f"--draft-quantization {options.draft_quantization} needs --draft",
+        )
     if options.num_speculative_tokens is not None:
         raise UsageError(
             "usage/speculative-tokens",
