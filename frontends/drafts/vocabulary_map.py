@@ -179,12 +179,12 @@ def _check(weights: ModuleWeights, targets: Array, vocab: int, marked: Array | N
         )
     if marked is not None and not np.array_equal(tokens, marked):
         token = int(np.setxor1d(tokens, marked)[0])
-        has = "has" if token in tokens else "has no"
+        differ = "is marked but has no id" if token in marked else "has an id but is not marked"
         raise _bad_map(
             weights,
             "t2d",
             f"t2d marks {len(marked)} tokens, the draft has {len(tokens)} ids: token {token} "
-            f"{has} id",
+            f"{differ}",
         )
 
 
