@@ -107,7 +107,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
         encoding = module.weights[module.weights.resolve(symbol)].encoding
         fine = (
             isinstance(encoding, Dense)
-            if node.op.name == "embedding"
+            if node.op.name in ("embedding", "lookup")
             else (
                 encoding == Dense(DType.F32)
                 or (isinstance(encoding, Int8Block) and node.op.name == "linear")

@@ -17,7 +17,7 @@ from edgecc.backends.onnx.storage import Storage
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
-from edgecc.errors import Diagnostic, InputError, Severity, UsageError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
@@ -42,6 +42,9 @@ from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
+
+RUNTIME_METHODS = ("dspark",)
+"""Speculation methods `edgecc.backends.runtime` can drive."""
 
 ENGINE_CHECK_BYTES = 64 << 20
 """`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
@@ -224,6 +227,7 @@ def _lower_ir(
     _check_needs_draft(options, draft)
     report("lift", 0, 1)
     module = lift_checkpoints(target, draft, _lift_options(options))
+    _check_method(module)
     _check_head_choice(module, options)
     check_tokenizer(_checkpoints(module)["target"])
     report("lift", 1, 1)
@@ -386,6 +390,24 @@ def _check_needs_draft(options: CompileOptions, draft: Path | None) -> None:
             "usage/speculative-tokens",
             f"{options.num_speculative_tokens} speculative tokens need a draft",
             help="give its folder: --draft DIR",
+        )
+
+
+def _check_method(module: Module) -> None:
+    """The runtime drives the draft's method.
+
+    Raises:
+        UnsupportedError: It does not, yet.
+    """
+    draft = module.metadata.get("draft")
+    method = draft["method"] if isinstance(draft, dict) else None
+    if method not in (None, *RUNTIME_METHODS):
+        raise UnsupportedError(
+            "draft/no-runtime",
+            f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
+            where="draft/config.json: architectures",
+            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
+            f"{', '.join(RUNTIME_METHODS)}",
         )
 
 

@@ -19,6 +19,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.cli import main
 from helpers.checkpoints import edit_tensors, write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
+from helpers.eagle3 import write_eagle3
 
 FAST = ("--max-model-len", 24, "--verify", "none")
 
@@ -309,6 +310,21 @@ class TestRefused:
             )
             assert (result.code, result.id, result.out) == (code, id, "")
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--device", "onnx"]], ids=" ".join)
+    def test_drafts_the_runtime_does_not_drive(
+        self, edgecc: Command, tmp_path: Path, target: Path, flags: list[str]
+    ) -> None:
+        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
+        out = tmp_path / "out"
+        out.mkdir()
+        dump = ["--dump-ir", tmp_path / "ir"]
+        result = edgecc("compile", target, "--draft", draft, "-o", out / "b", *flags, *dump)
+        assert (result.code, result.id, result.out) == (4, "draft/no-runtime", "")
+        assert "eagle3: lifting and evaluating work, the runtime does not drive it" in result.err
+        assert "draft/config.json: architectures" in result.err
+        assert list(out.iterdir()) == []
+        assert list(tmp_path.glob("ir/*")) == []
 
     def test_flags_of_other_tools_are_named(self, edgecc: Command, target: Path) -> None:
         for flag, tool in (("--tp", "SGLang"), ("--enforce-eager", "vLLM")):

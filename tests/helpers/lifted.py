@@ -1,4 +1,4 @@
-"""Lifted graphs run by the interpreter in float64, with the bookkeeping of a sequence."""
+"""Lifted graphs run by the interpreter, with the bookkeeping of a sequence."""
 
 from __future__ import annotations
 
@@ -28,16 +28,23 @@ class Lifted:
         target: Folder of the target.
         draft: Folder of the draft.
         garbage: What the caches hold where nothing has been written.
+        dtype: Type of the evaluation.
         options: Fields of `LiftOptions`.
     """
 
     def __init__(
-        self, target: Path, draft: Path | None = None, *, garbage: float = 0.0, **options: Any
+        self,
+        target: Path,
+        draft: Path | None = None,
+        *,
+        garbage: float = 0.0,
+        dtype: type[np.floating[Any]] = np.float64,
+        **options: Any,
     ) -> None:
         options.setdefault("max_model_len", 64)
         self.module: Module = lift(target, draft, LiftOptions(**options))
         BindSharedWeights().run(self.module, PassContext())
-        self._interpreter = Interpreter(self.module, np.float64)
+        self._interpreter = Interpreter(self.module, dtype)
         self._garbage = garbage
         self._caches: dict[str, dict[str, Array]] = {}
         self.lengths: dict[str, int] = {}
@@ -70,6 +77,16 @@ class Lifted:
     def draft(self, features: Array, anchor: int) -> dict[str, Array]:
         """Run one round on new features `[c, n*H]`; outputs without the batch axis."""
         inputs = {"features": features[None], "anchor": np.array([anchor])}
+        return self._run("draft", inputs, len(features))
+
+    def draft_chain(self, features: Array, following: Sequence[int]) -> dict[str, Array]:
+        """Run one round of an EAGLE3 draft; outputs without the batch axis.
+
+        Args:
+            features: New features `[c, n*H]`.
+            following: For each of them the token after it; the last is the newest committed one.
+        """
+        inputs = {"features": features[None], "token_ids": np.array([following])}
         return self._run("draft", inputs, len(features))
 
     def _run(self, graph: str, inputs: dict[str, Array], keep: int) -> dict[str, Array]:

@@ -41,8 +41,9 @@ def layer(op: str, weight: Weight, bias: Weight | None = None) -> Module:
     if bias is not None:
         symbols.append(module.weights.add("bias", bias))
     b = Builder(module, "main")
-    dtype = DType.I64 if op == "embedding" else DType.F32
-    shape = (3,) if op == "embedding" else (3, 4)
+    table = op in ("embedding", "lookup")
+    dtype = DType.I64 if table else DType.F32
+    shape = (3,) if table else (3, 4)
     x = b.input("x", dtype, shape, Role.ACTIVATION)
     b.output(b.op(op, x, weights=symbols, name="y"), "y", Role.ACTIVATION)
     return module
@@ -68,6 +69,7 @@ def int8() -> Module:
         lambda: layer("embedding", dense(ONES)),
         lambda: layer("embedding", dense(ONES, DType.BF16)),
         lambda: layer("embedding", dense(ONES, DType.F16)),
+        lambda: layer("lookup", dense(np.arange(4))),
     ],
 )
 @pytest.mark.parametrize("device", DEVICES)

@@ -234,6 +234,38 @@ class RopeTable(Recipe):
         return {"weight": (cos if part == "cos" else sin)[start:stop]}
 
 
+class OffsetsToIds(Recipe):
+    """A table of ids from a table of distances: entry i becomes `i + offset[i]`.
+
+    EAGLE3 drafts store the target id of each draft id this way (`d2t`).
+    """
+
+    name = "offsets_to_ids"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense i64.
+
+        Raises:
+            ValueError: The input is no vector of i64.
+        """
+        (offsets,) = inputs
+        if offsets.encoding != Dense(DType.I64) or len(offsets.shape) != 1:
+            raise ValueError(
+                f"offsets_to_ids needs a dense<i64> vector, found {offsets.encoding} "
+                f"{list(offsets.shape)}"
+            )
+        return offsets.shape, offsets.encoding
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Offsets plus their row numbers."""
+        offsets = table.read(source.inputs[0], start, stop)["weight"]
+        return {"weight": offsets + np.arange(start, stop, dtype=np.int64)}
+
+
 def _rope_params(params: Mapping[str, Param]) -> tuple[Param, int, RopeParams]:
     """Part, length and rotation.
 
@@ -258,6 +290,7 @@ def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    r.name: r for r in (ConcatRows(), Dequantize(), Int8Codes(), Quantize(), RopeTable())
+    r.name: r
+    for r in (ConcatRows(), Dequantize(), Int8Codes(), OffsetsToIds(), Quantize(), RopeTable())
 }
 """Every recipe by name."""

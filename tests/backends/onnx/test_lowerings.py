@@ -196,6 +196,30 @@ def embedding_and_head_of_one_table(random: np.random.Generator, batch: int, row
     return Case(build, {"ids": ids}, {"logits": wide(table)[ids] @ wide(table).T})
 
 
+@case("lookup")
+def lookup_ids(random: np.random.Generator, batch: int, rows: int) -> Case:
+    ids, table = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=(b.dense("table", table),)))
+
+    return Case(build, {"ids": ids}, {"found": table[ids]})
+
+
+@case("lookup")
+def lookup_of_offsets(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The derived table is written as ids."""
+    ids, offsets = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        b.module.weights.derive("map", "offsets_to_ids", (b.dense("offsets", offsets),))
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=("map",)))
+
+    return Case(build, {"ids": ids}, {"found": ids + offsets[ids]})
+
+
 def _rms_norm(x: Array, w: Array, groups: int, eps: float) -> Array:
     pieces = [
         piece / np.sqrt((piece**2).sum(-1, keepdims=True) / piece.shape[-1] + eps) * wide(w)
