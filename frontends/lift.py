@@ -10,11 +10,12 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import detect_draft, dspark, is_draft
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
 from edgecc.frontends.drafts.names import canonical_names
-from edgecc.frontends.inventory import bias_findings, check_layers, check_unread
+from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.options import DEFAULT_INPUT_LEN, DEFAULT_MODEL_LEN, LiftOptions
 from edgecc.frontends.quantization import read_quantization
 from edgecc.frontends.targets import get_target
+from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
 from edgecc.ir.types import SymbolRange
@@ -90,17 +91,20 @@ def _lift_target(
     length: int,
     num_tokens: int,
 ) -> None:
-    build = get_target(config)
+    frontend = get_target(config)
+    names = target_names.canonical_names(checkpoint.tensors, checkpoint.role)
     quantization = read_quantization(checkpoint)
-    weights = ModuleWeights(module, checkpoint, quantization)
+    weights = ModuleWeights(module, checkpoint, quantization, names)
     taps = draft.target_layer_ids if draft is not None else ()
     if draft is not None:
         _check_taps(draft, config)
-    check_layers(checkpoint, checkpoint.tensors, config.num_hidden_layers)
+    check_layers(checkpoint, names, config.num_hidden_layers)
     # One row more than the runtime may use: engines pad single-row calls.
-    build(weights, config, taps, length + 1)
-    _note(module, weights, check_unread(weights))
-    bias_findings(checkpoint, checkpoint.tensors, config)
+    frontend.build(weights, config, taps, length + 1)
+    ignorable = [pattern for patterns in frontend.left_out.values() for pattern in patterns]
+    _note(module, weights, check_unread(weights, ignorable))
+    module.decisions.extend(left_out(weights, frontend.left_out))
+    bias_findings(checkpoint, names, config)
     module.metadata["target"] = {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,

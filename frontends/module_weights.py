@@ -60,18 +60,39 @@ class ModuleWeights:
         Raises:
             InputError: The stored tensor has another shape or is not floating-point.
         """
+        return self.dense(name, (size,))
+
+    def dense(self, name: str, shape: IntShape) -> str:
+        """A dense parameter of any rank; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
         stored = self._stored(name)
         info = self.checkpoint.info(stored)
-        if info.shape != (size,) or not info.dtype.is_float:
+        if info.shape != shape or not info.dtype.is_float:
             raise InputError(
                 "checkpoint/shape",
-                f"expected a floating-point tensor of shape [{size}], found {info.dtype.value} "
-                f"{list(info.shape)}",
+                f"expected a floating-point tensor of shape {list(shape)}, found "
+                f"{info.dtype.value} {list(info.shape)}",
                 where=self.checkpoint.location(stored),
                 help="config and weights are of different models or revisions: fetch both again",
             )
         self.quantization.consumed.add(stored)
-        return self._add(name, (size,), Dense(info.dtype), {"weight": stored})
+        return self._add(name, shape, Dense(info.dtype), {"weight": stored})
+
+    def one_plus(self, name: str, size: int) -> str:
+        """A vector stored as its offset from one: `1 + w` in float32; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
+        offset = self.vector(name, size)
+        return self.module.weights.derive(f"{offset}+1", "add_one", (offset,))
+
+    def stored_name(self, name: str) -> str:
+        """How the checkpoint spells a canonical tensor name."""
+        return self._stored(name)
 
     def unbound(self, name: str, rows: int, columns: int, role: str) -> str:
         """A matrix the checkpoint does not have and borrows; returns its symbol."""

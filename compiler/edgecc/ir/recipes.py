@@ -148,6 +148,36 @@ class Int8Codes(Recipe):
         return {"weight": codes, "weight_scale": scale}
 
 
+class AddOne(Recipe):
+    """`1 + w` of a dense floating-point weight, float32.
+
+    For norms whose weight is stored as the offset from one. Transformers adds in float32 as well;
+    rounding the sum to the 16 bits of a checkpoint would cost up to 2^-9 of it.
+    """
+
+    name = "add_one"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense f32.
+
+        Raises:
+            ValueError: The input is packed, or holds integers.
+        """
+        encoding = inputs[0].encoding
+        if not isinstance(encoding, Dense) or not encoding.dtype.is_float:
+            raise ValueError(f"add_one needs dense floating-point numbers, found {encoding}")
+        return inputs[0].shape, Dense(DType.F32)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """The sum, rounded once to float32."""
+        values = table.dense(source.inputs[0], start, stop).astype(np.float32)
+        return {"weight": np.float32(1) + values}
+
+
 class RopeTable(Recipe):
     """Cosine or sine table of a rotary embedding: f32 `[length, dim/2]`, no inputs.
 
@@ -203,6 +233,6 @@ def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    r.name: r for r in (ConcatRows(), Dequantize(), Int8Codes(), RopeTable())
+    r.name: r for r in (AddOne(), ConcatRows(), Dequantize(), Int8Codes(), RopeTable())
 }
 """Every recipe by name."""
