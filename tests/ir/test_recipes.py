@@ -93,7 +93,7 @@ def test_concat_rows_of_aliases_and_derived_weights():
         ([dense(np.ones((2, 4))), dense(np.ones((2, 4)), DType.BF16)], "encodings differ"),
         (
             [packed(np.random.default_rng(0), 2, 16, block=b).weight for b in (4, 16)],
-            "encodings differ: nvfp4<block=4> and nvfp4<block=16>",
+            "encodings differ: nvfp4<block=16>, nvfp4<block=4>",
         ),
     ],
 )

@@ -7,7 +7,7 @@ change a graph; `verifier`, `printer`, `interpreter` and `analysis` read it.
 
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
-from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
+from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.parser import parse_module, read_module
 from edgecc.ir.printer import print_module
@@ -27,6 +27,7 @@ from edgecc.ir.weights import (
 from edgecc.roles import Role
 
 __all__ = [
+    "FP8",
     "NVFP4",
     "Alias",
     "Builder",
@@ -39,6 +40,8 @@ __all__ = [
     "Graph",
     "Inline",
     "Input",
+    "Int4",
+    "Int8",
     "Int8Block",
     "Interpreter",
     "Location",

@@ -66,8 +66,9 @@ def same_layout(inputs: Sequence[Weight]) -> Encoding:
     for other in inputs:
         if len(other.shape) != 2 or other.shape[1] != first.shape[1]:
             raise ValueError(f"columns differ: {[w.shape for w in inputs]}")
-        if other.encoding != first.encoding:
-            raise ValueError(f"encodings differ: {first.encoding} and {other.encoding}")
+    found = sorted({str(w.encoding) for w in inputs})
+    if len(found) != 1:
+        raise ValueError(f"encodings differ: {', '.join(found)}")
     return first.encoding
 
 
@@ -80,8 +81,18 @@ class ConcatRows(Recipe):
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
     ) -> tuple[IntShape, Encoding]:
-        """`[sum of rows, columns]` in the common encoding."""
+        """`[sum of rows, columns]` in the common encoding.
+
+        Raises:
+            ValueError: The inputs cannot be combined, or one ends inside a group of rows that its
+                encoding stores together.
+        """
         encoding = same_layout(inputs)
+        for weight in inputs[:-1]:
+            if weight.shape[0] % (group := encoding.row_group(weight.shape)):
+                raise ValueError(
+                    f"{encoding} stores {group} rows together, an input has {weight.shape[0]}"
+                )
         return (sum(w.shape[0] for w in inputs), inputs[0].shape[1]), encoding
 
     def rows(
