@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.fields import Fields
+from edgecc.frontends.quantization.fp8 import fp8_parts
 from edgecc.frontends.quantization.layouts import foreign_layout, foreign_tensors, unsupported
 from edgecc.frontends.quantization.modelopt import (
+    ALGORITHMS,
     WEIGHT_ONLY,
     Declaration,
-    nvfp4_parts,
+    form,
     read_declaration,
 )
-from edgecc.ir.encodings import NVFP4, Dense, Encoding
+from edgecc.frontends.quantization.nvfp4 import nvfp4_parts
+from edgecc.ir.encodings import Dense, Encoding
 from edgecc.ir.types import DType, format_shape
 
 _MODELOPT = ("modelopt", "modelopt_fp4")
+_PACKED = {DType.U8: nvfp4_parts, DType.F8E4M3: fp8_parts}
 _DENSE = (DType.BF16, DType.F16, DType.F32, DType.F64)
 
 
@@ -76,6 +80,7 @@ class Quantization:
         self.consumed: set[str] = set()
         self._encodings: dict[str, str] = {}
         self._not_packed: set[str] = set()
+        self._otherwise: dict[str, str] = {}
         self._not_declared: set[str] = set()
 
     def weight(self, module: str, shape: tuple[int, ...]) -> EncodedWeight:
@@ -96,12 +101,12 @@ class Quantization:
         key = f"{module}.weight"
         if (layout := foreign_layout(self.checkpoint.tensors, module, shape)) is not None:
             raise unsupported(layout, f"{self.checkpoint.role}: {module}")
-        info = self.checkpoint.info(key)
-        if info.dtype is not DType.U8:
+        read_parts = _PACKED.get(self.checkpoint.info(key).dtype)
+        if read_parts is None:
             weight = self._dense(key, module, shape)
         else:
-            weight_only = self._expected(module) == WEIGHT_ONLY
-            encoding, parts = nvfp4_parts(self.checkpoint, module, shape, weight_only=weight_only)
+            weight_only = self._expected(module) in WEIGHT_ONLY
+            encoding, parts = read_parts(self.checkpoint, module, shape, weight_only=weight_only)
             weight = EncodedWeight(encoding, parts, module, shape)
             # A scale that weight-only execution leaves out still belongs to this weight.
             self.consumed |= {f"{module}.input_scale"} & self.checkpoint.tensors.keys()
@@ -133,6 +138,12 @@ class Quantization:
                 "quant/declared-not-stored",
                 "modules are declared quantized but stored unquantized; they are read as stored",
                 sorted(self._not_packed),
+                where,
+            ),
+            *_listed(
+                "quant/stored-otherwise",
+                "modules are stored in another format than declared; they are read as stored",
+                [f"{module}: {what}" for module, what in sorted(self._otherwise.items())],
                 where,
             ),
             *_listed(
@@ -191,9 +202,11 @@ class Quantization:
 
     def _cross_check(self, weight: EncodedWeight) -> None:
         expected = self._expected(weight.module)
-        packed = isinstance(weight.encoding, NVFP4)
+        packed = not isinstance(weight.encoding, Dense)
         if packed and expected is None:
             self._not_declared.add(weight.module)
+        elif packed and form(weight.encoding) not in ALGORITHMS.get(expected or "", ()):
+            self._otherwise[weight.module] = f"{form(weight.encoding)}, declared {expected}"
         # Metadata speaks of linear layers: norms and embedding tables are never meant.
         linear = len(weight.shape) == 2 and "embed" not in weight.module.rpartition(".")[2]
         if linear and expected is not None and not packed:

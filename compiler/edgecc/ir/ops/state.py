@@ -56,7 +56,7 @@ def softplus(x: Array) -> Array:
 def l2_normalize(x: Array) -> Array:
     """`x / sqrt(sum(x^2) + 1e-6)` over the last axis."""
     total = np.sum(np.square(x), axis=-1, keepdims=True)
-    return x / np.sqrt(total + x.dtype.type(L2_EPSILON))
+    return np.asarray(x / np.sqrt(total + x.dtype.type(L2_EPSILON)))
 
 
 def delta_step(
