@@ -80,6 +80,10 @@ class TextConfig:
     pad_token_id: int | None
     where: str
 
+    def at(self, key: str) -> str:
+        """How messages call a key: `target/config.json: text_config.layer_types`."""
+        return Fields({}, self.where).at(key)
+
 
 def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     """Read and check the text part of a checkpoint's config.

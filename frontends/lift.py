@@ -92,9 +92,12 @@ def _lift_target(
     num_tokens: int,
 ) -> None:
     frontend = get_target(config)
-    names = target_names.canonical_names(checkpoint.tensors, checkpoint.role)
+    prefix = target_names.text_prefix(checkpoint.tensors, checkpoint.role)
+    names = target_names.canonical_names(checkpoint.tensors, prefix, checkpoint.role)
     quantization = read_quantization(checkpoint)
-    weights = ModuleWeights(module, checkpoint, quantization, names)
+    weights = ModuleWeights(
+        module, checkpoint, quantization, names, (target_names.CANONICAL, prefix)
+    )
     taps = draft.target_layer_ids if draft is not None else ()
     if draft is not None:
         _check_taps(draft, config)
@@ -257,5 +260,7 @@ def _note(module: Module, weights: ModuleWeights, unused: str | None) -> None:
     weights.checkpoint.findings.extend(weights.quantization.findings)
     role, summary = weights.checkpoint.role, weights.quantization.summary()
     module.decisions.append(f"{role} weights as stored: {summary}")
+    if (cache := weights.quantization.cache_decision()) is not None:
+        module.decisions.append(f"{role} KV cache: {cache}")
     if unused is not None:
         module.decisions.append(unused)

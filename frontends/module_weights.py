@@ -24,6 +24,8 @@ class ModuleWeights:
         checkpoint: Where the tensors are.
         quantization: How each linear layer is stored.
         names: Canonical tensor names to stored ones, where a checkpoint spells them differently.
+        prefix: Canonical prefix and the stored one, for names that are not stored: messages say
+            what was looked for.
     """
 
     def __init__(
@@ -32,11 +34,13 @@ class ModuleWeights:
         checkpoint: Checkpoint,
         quantization: Quantization,
         names: Mapping[str, str] | None = None,
+        prefix: tuple[str, str] = ("", ""),
     ) -> None:
         self.module = module
         self.checkpoint = checkpoint
         self.quantization = quantization
         self._names = dict(names or {})
+        self._prefix = prefix
         module.weights.readers[checkpoint.role] = checkpoint
 
     def has(self, name: str) -> bool:
@@ -133,4 +137,7 @@ class ModuleWeights:
         return f"{self.checkpoint.role}.{name}"
 
     def _stored(self, name: str) -> str:
+        canonical, stored = self._prefix
+        if name not in self._names and name.startswith(canonical):
+            return stored + name.removeprefix(canonical)
         return self._names.get(name, name)

@@ -25,6 +25,7 @@ from edgecc.ir.types import DType, format_shape
 
 _MODELOPT = ("modelopt", "modelopt_fp4")
 _PACKED = {DType.U8: nvfp4_parts, DType.F8E4M3: fp8_parts}
+_CACHE_SCALES = (".k_scale", ".v_scale")
 _DENSE = (DType.BF16, DType.F16, DType.F32, DType.F64)
 
 
@@ -158,6 +159,19 @@ class Quantization:
         """Encodings of the weights asked for so far with their counts: `nvfp4 x 29, bf16 x 18`."""
         counts = Counter(self._encodings.values())
         return ", ".join(f"{name} x {count}" for name, count in sorted(counts.items()))
+
+    def cache_decision(self) -> str | None:
+        """What is made of a declared precision of the KV cache, None if none is declared.
+
+        ModelOpt's constant-scale recipe declares FP8 and stores no scales, which means 1. Keeping
+        the values wider than declared is always possible and loses nothing.
+        """
+        declared = self.declaration.kv_cache if self.declaration is not None else None
+        if not declared:
+            return None
+        scales = sum(1 for name in self.checkpoint.tensors if name.endswith(_CACHE_SCALES))
+        stored = f"{scales} scales are stored" if scales else "no scales are stored, which means 1"
+        return f"{declared} is declared ({stored}); kept in float32, which is at least as accurate"
 
     def unused(self, known_ignorable: Iterable[str] = ()) -> list[str]:
         """Tensors nobody asked for, sorted.

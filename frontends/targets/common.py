@@ -24,7 +24,7 @@ def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
         raise InputError(
             "bind/no-lm-head",
             "the target has no lm_head and tie_word_embeddings is false",
-            where=f"{config.where}: tie_word_embeddings",
+            where=config.at("tie_word_embeddings"),
             notes=[f"looked for {role}: lm_head.weight, lm_head.weight_packed"],
             help="the checkpoint is incomplete: fetch the missing shard",
         )

@@ -10,12 +10,15 @@ from collections.abc import Collection
 
 from edgecc.errors import InputError
 
+CANONICAL = "model."
+"""Prefix of the language model in canonical names."""
+
 _PREFIXES = (
     "model.language_model.",  # multimodal classes since transformers 4.52
     "language_model.model.",
     "language_model.",
     "thinker.model.",
-    "model.",
+    CANONICAL,
 )
 _HEADS = (
     "lm_head.",
@@ -27,18 +30,17 @@ _HEADS = (
 _TABLE = "embed_tokens.weight"
 
 
-def canonical_names(stored: Collection[str], role: str) -> dict[str, str]:
-    """Canonical tensor names to stored ones.
+def text_prefix(stored: Collection[str], role: str) -> str:
+    """What the language model's tensors are called with in place of `model.`.
 
-    The prefix is the one under which the embedding table is stored; names outside of it (vision,
-    drafts) stay as they are.
+    It is the prefix under which the embedding table is stored.
 
     Args:
         stored: Names of all tensors of the checkpoint.
         role: Whose they are, for messages.
 
     Raises:
-        InputError: There are two language models, or two stored tensors mean the same.
+        InputError: There are two language models.
     """
     found = [p for p in _PREFIXES if f"{p}{_TABLE}" in stored]
     if len(found) > 1:
@@ -48,7 +50,20 @@ def canonical_names(stored: Collection[str], role: str) -> dict[str, str]:
             where=f"{role}: {found[1]}{_TABLE}",
             help="remove the language model that is stale",
         )
-    prefix = found[0] if found else "model."
+    return found[0] if found else CANONICAL
+
+
+def canonical_names(stored: Collection[str], prefix: str, role: str) -> dict[str, str]:
+    """Canonical tensor names to stored ones; names without the prefix (vision, drafts) stay.
+
+    Args:
+        stored: Names of all tensors of the checkpoint.
+        prefix: See `text_prefix`.
+        role: Whose they are, for messages.
+
+    Raises:
+        InputError: Two stored tensors mean the same.
+    """
     names: dict[str, str] = {}
     for name in stored:
         canonical = _canonical(name, prefix)
@@ -68,5 +83,5 @@ def _canonical(name: str, prefix: str) -> str:
         if name.startswith(head):
             return f"lm_head.{name.removeprefix(head)}"
     if name.startswith(prefix):
-        return f"model.{name.removeprefix(prefix)}"
+        return CANONICAL + name.removeprefix(prefix)
     return name

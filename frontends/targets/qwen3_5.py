@@ -227,7 +227,7 @@ def _check_tensors(weights: ModuleWeights, config: TextConfig) -> None:
                 "target/layer-kind",
                 f"layer {i} is {kind} in the config, but its tensors are "
                 f"{' and '.join(sorted(stored))}",
-                where=f"{config.where}: layer_types",
+                where=config.at("layer_types"),
                 help="config and weights are of different models or revisions: fetch both again",
             )
         fused = next((n for f in _FUSED for n in names if n.startswith(f"{layer}{f}.")), None)

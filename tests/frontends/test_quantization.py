@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edgecc.errors import InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.lift import lift
 from edgecc.frontends.quantization import (
     EncodedWeight,
     Quantization,
@@ -22,6 +23,7 @@ from edgecc.frontends.quantization import (
 from edgecc.ir.encodings import FP8, NVFP4, Dense
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, StoredPart, TensorReader, Weight, WeightTable
+from edgecc.roles import Role
 from helpers.checkpoints import (
     DROP,
     Tensors,
@@ -376,6 +378,23 @@ def test_quantized_cache_is_only_noted(target: Path, scheme: object) -> None:
     (finding,) = quantization(target).findings
     assert finding.id == "quant/kv-cache"
     assert finding.severity is Severity.NOTE
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_what_becomes_of_a_quantized_cache_is_a_decision(target: Path, calibrated: bool) -> None:
+    """ModelOpt's constant-scale recipe stores no scales; a calibrated one two a layer."""
+    block = {**quantization_config(["model.embed_tokens"]), "kv_cache_scheme": "FP8"}
+    edit_json(target / "config.json", quantization_config=block)
+    names = [f"model.layers.0.self_attn.{n}" for n in ("k_proj.k_scale", "v_proj.v_scale")]
+    if calibrated:
+        edit_tensors(target, lambda t: t | dict.fromkeys(names, np.ones((), np.float32)))
+    module = lift(target)
+    (line,) = [d for d in module.decisions if "KV cache" in d]
+    stored = "2 scales are stored" if calibrated else "no scales are stored, which means 1"
+    assert line.startswith(f"target KV cache: FP8 is declared ({stored}); kept in float32")
+    caches = module.graphs["target"].by_role(Role.KV_CACHE)
+    assert {cache.value.type.dtype for cache in caches} == {DType.F32}
+    assert not [d for d in module.decisions if "not used" in d]
 
 
 def test_only_the_cache_is_quantized(dense: Path) -> None:
