@@ -6,6 +6,7 @@ change a graph; `verifier`, `printer`, `interpreter` and `analysis` read it.
 """
 
 from edgecc.ir.builder import Builder
+from edgecc.ir.compare import diff, equal, fingerprint
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
 from edgecc.ir.interpreter import Interpreter
@@ -25,6 +26,9 @@ from edgecc.ir.weights import (
     WeightTable,
 )
 from edgecc.roles import Role
+
+parse = parse_module
+"""Short for people: `ir.parse(text)`."""
 
 __all__ = [
     "FP8",
@@ -58,6 +62,10 @@ __all__ = [
     "Value",
     "Weight",
     "WeightTable",
+    "diff",
+    "equal",
+    "fingerprint",
+    "parse",
     "parse_module",
     "print_module",
     "read_module",
