@@ -10,11 +10,12 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.drafts.base import IGNORABLE, Draft, DraftSize
 from edgecc.frontends.drafts.names import canonical_names
-from edgecc.frontends.inventory import bias_findings, check_layers, check_unread
+from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.options import DEFAULT_INPUT_LEN, DEFAULT_MODEL_LEN, LiftOptions
 from edgecc.frontends.quantization import read_quantization
 from edgecc.frontends.targets import get_target
+from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
 from edgecc.ir.types import SymbolRange
@@ -89,17 +90,23 @@ def _lift_target(
     length: int,
     num_tokens: int,
 ) -> None:
-    build = get_target(config)
+    frontend = get_target(config)
+    prefix = target_names.text_prefix(checkpoint.tensors, checkpoint.role)
+    names = target_names.canonical_names(checkpoint.tensors, prefix, checkpoint.role)
     quantization = read_quantization(checkpoint)
-    weights = ModuleWeights(module, checkpoint, quantization)
+    weights = ModuleWeights(
+        module, checkpoint, quantization, names, (target_names.CANONICAL, prefix)
+    )
     taps = draft.taps(config) if draft is not None else ()
     if draft is not None:
         draft.check_target(config)
-    check_layers(checkpoint, checkpoint.tensors, config.num_hidden_layers)
+    check_layers(checkpoint, names, config.num_hidden_layers)
     # One row more than the runtime may use: engines pad single-row calls.
-    build(weights, config, taps, length + 1)
-    _note(module, weights, check_unread(weights))
-    bias_findings(checkpoint, checkpoint.tensors, config)
+    frontend.build(weights, config, taps, length + 1)
+    ignorable = [pattern for patterns in frontend.left_out.values() for pattern in patterns]
+    _note(module, weights, check_unread(weights, ignorable))
+    module.decisions.extend(left_out(weights, frontend.left_out))
+    bias_findings(checkpoint, names, config)
     module.metadata["target"] = {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -185,5 +192,7 @@ def _note(module: Module, weights: ModuleWeights, unused: str | None) -> None:
     weights.checkpoint.findings.extend(weights.quantization.findings)
     role, summary = weights.checkpoint.role, weights.quantization.summary()
     module.decisions.append(f"{role} weights as stored: {summary}")
+    if (cache := weights.quantization.cache_decision()) is not None:
+        module.decisions.append(f"{role} KV cache: {cache}")
     if unused is not None:
         module.decisions.append(unused)

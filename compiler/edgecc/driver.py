@@ -25,7 +25,7 @@ from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
 from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
 from edgecc.ir.core import Json, Module
-from edgecc.ir.encodings import NVFP4
+from edgecc.ir.encodings import FP8, NVFP4
 from edgecc.ir.printer import print_module
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.manifest import describe
@@ -441,7 +441,7 @@ def _scan_values(module: Module, report: Progress) -> None:
         reader = module.weights.readers[source.checkpoint]
         assert isinstance(reader, Checkpoint)
         parts = {p.component: p.key for p in source.parts}
-        if isinstance(weight.encoding, NVFP4):
+        if isinstance(weight.encoding, NVFP4 | FP8):
             name = parts["weight"].removesuffix(".weight")
             check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
         else:

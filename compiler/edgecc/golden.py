@@ -114,10 +114,11 @@ def _section(module: Module, key: str) -> dict[str, Json]:
 
 
 def _caches(module: Module, graph: str) -> dict[str, Array]:
-    """Empty caches of the declared shapes."""
+    """Empty caches and states of the declared shapes."""
     return {
         item.name: np.zeros(
             [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape], dtype=np.float32
         )
-        for item in module.graphs[graph].by_role(Role.KV_CACHE)
+        for role in (Role.KV_CACHE, Role.STATE)
+        for item in module.graphs[graph].by_role(role)
     }

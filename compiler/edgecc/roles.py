@@ -18,6 +18,9 @@ class Role(StrEnum):
     before the call; rows beyond are garbage and get overwritten), LOGIT_ROWS i64 `[r]` (which of
     the t rows need logits), KV_CACHE.
     Outputs of the target: LOGITS f32 `[b, r, V]`, HIDDEN_TAP f32 `[b, t, n*H]`, KV_CACHE.
+    Targets with recurrent layers also have STATE inputs `[b, ...]` and outputs that alias them: all
+    rows before the call, summed up. A state is zero where CACHE_LENGTH is zero, and its output is
+    the state after the last of the t rows; unlike a cache it cannot be cut back to fewer rows.
     Inputs of a block draft: FEATURES f32 `[b, c, n*H]` (tap rows of committed tokens that the draft
     has not seen), ANCHOR i64 `[b]` (newest committed token), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of a block draft: PROPOSALS i64 `[b, N]`, optionally BASE_LOGITS (before the Markov
@@ -28,6 +31,7 @@ class Role(StrEnum):
     CACHE_LENGTH = "cache_length"
     LOGIT_ROWS = "logit_rows"
     KV_CACHE = "kv_cache"
+    STATE = "state"
     LOGITS = "logits"
     HIDDEN = "hidden"
     HIDDEN_TAP = "hidden_tap"

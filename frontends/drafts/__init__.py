@@ -99,7 +99,7 @@ def _kind(checkpoint: Checkpoint) -> str:
         return "eagle3"
     if "fc.weight" in names:
         return _block_kind(names)
-    if "embed_tokens.weight" in names:
+    if any(n.endswith("embed_tokens.weight") for n in names):  # whatever class wraps it
         return "plain"
     return "mtp" if any(n.startswith(("mtp.", "mtp_layers.")) for n in names) else ""
 

@@ -104,6 +104,37 @@ def test_concat_rows_refuses(weights, message):
     assert "all" not in found
 
 
+# add_one
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+def test_add_one_rounds_once_to_float32(kind):
+    """Offsets down to 2^-40, of which a sum in 16 bits would keep nothing."""
+    rng = np.random.default_rng(5)
+    stored = (rng.standard_normal(64) * 2.0 ** -rng.integers(0, 40, 64)).astype(DType(kind).numpy)
+    found = table(w=dense(stored, DType(kind)))
+    found.derive("w+1", "add_one", ("w",))
+    assert (found["w+1"].shape, found["w+1"].encoding) == ((64,), Dense(DType.F32))
+    expected = (1 + stored.astype(np.float64)).astype(np.float32)
+    assert found.dense("w+1", 3, 60).tobytes() == expected[3:60].tobytes()
+    assert found.read("w+1")["weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "add_one takes 1 inputs, got 0"),
+        ([dense(np.ones(3)), dense(np.ones(3))], "add_one takes 1 inputs, got 2"),
+        ([dense(np.ones(3, np.int64))], "dense floating-point numbers, found dense<i64>"),
+        ([packed(np.random.default_rng(0), 2, 16).weight], "numbers, found nvfp4"),
+    ],
+)
+def test_add_one_refuses(weights, message):
+    found = table(**{f"w{i}": w for i, w in enumerate(weights)})
+    with pytest.raises(ValueError, match=message):
+        found.derive("one", "add_one", tuple(found))
+
+
 # dequantize
 
 
@@ -250,6 +281,8 @@ def test_number_of_inputs(recipe, count):
     made = packed(np.random.default_rng(0), 2, 8).weight
     if recipe == "offsets_to_ids":
         made = dense(np.arange(3))
+    if recipe == "add_one":
+        made = dense(np.ones((2, 8)))
     params = {
         "rope_table": {"part": "cos", "length": 2, "theta": 1e4, "dim": 2},
         "quantize": {"encoding": "fp8<tensor>"},

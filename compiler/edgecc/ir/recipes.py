@@ -160,6 +160,36 @@ class Int8Codes(Recipe):
         return {"weight": codes, "weight_scale": scale}
 
 
+class AddOne(Recipe):
+    """`1 + w` of a dense floating-point weight, float32.
+
+    For norms whose weight is stored as the offset from one. Transformers adds in float32 as well;
+    rounding the sum to the 16 bits of a checkpoint would cost up to 2^-9 of it.
+    """
+
+    name = "add_one"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense f32.
+
+        Raises:
+            ValueError: The input is packed, or holds integers.
+        """
+        encoding = inputs[0].encoding
+        if not isinstance(encoding, Dense) or not encoding.dtype.is_float:
+            raise ValueError(f"add_one needs dense floating-point numbers, found {encoding}")
+        return inputs[0].shape, Dense(DType.F32)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """The sum, rounded once to float32."""
+        values = table.dense(source.inputs[0], start, stop).astype(np.float32)
+        return {"weight": np.float32(1) + values}
+
+
 class Quantize(Recipe):
     """A matrix rounded to another encoding.
 
@@ -291,6 +321,14 @@ def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
 
 RECIPES: Mapping[str, Recipe] = {
     r.name: r
-    for r in (ConcatRows(), Dequantize(), Int8Codes(), OffsetsToIds(), Quantize(), RopeTable())
+    for r in (
+        AddOne(),
+        ConcatRows(),
+        Dequantize(),
+        Int8Codes(),
+        OffsetsToIds(),
+        Quantize(),
+        RopeTable(),
+    )
 }
 """Every recipe by name."""

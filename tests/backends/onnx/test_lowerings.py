@@ -14,7 +14,7 @@ import pytest
 from edgecc.devices import DEVICES, Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
-from edgecc.ir.ops.attention import RopeAttributes
+from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
@@ -345,6 +345,22 @@ def split(random: np.random.Generator, batch: int, rows: int) -> Case:
             b.give(f"piece{index}", piece)
 
     pieces = {"piece0": x[..., :6], "piece1": x[..., 6:7], "piece2": x[..., 7:]}
+    return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
+
+
+@case("split_heads")
+def split_heads(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Query and gate side by side in each of 3 heads."""
+    x = normal(random, batch, rows, 15)
+
+    def build(b: GraphBuilder) -> None:
+        attrs = SplitHeadsAttributes(3, (4, 1))
+        node = b.node("split_heads", [b.take("x", (B, T, 15))], attrs=attrs)
+        for index, piece in enumerate(node.results):
+            b.give(f"piece{index}", piece)
+
+    gates = [4, 9, 14]
+    pieces = {"piece0": np.delete(x, gates, axis=2), "piece1": x[..., gates]}
     return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
 
 

@@ -16,10 +16,11 @@ from edgecc.backends.torch.executor import KERNELS
 from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
-from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.ops.state import GatedDeltaNetAttributes
 from helpers.ops import Array, Case, assert_same_bits, check_reference, run_op, values
 from helpers.oracle import assert_close, on_devices, op_cases, oracle
 from helpers.weights import dense, packed
@@ -155,7 +156,28 @@ def markov_chain(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(base, anchor, weights=weights, attrs=MarkovChainAttributes(n.group, 5))
 
 
+def causal_conv1d(rng: np.random.Generator, n: Sizes) -> Case:
+    taps = n.group + 1
+    x, state = values(rng, n.b, n.s, 3), values(rng, n.b, 3, taps - 1)
+    return plain(x, state, weights=[dense(values(rng, 3, 1, taps))])
+
+
+def gated_delta_net(rng: np.random.Generator, n: Sizes) -> Case:
+    heads = n.kv_heads * n.group
+    operands = [values(rng, n.b, n.s, 3 * n.kv_heads) for _ in "qk"]
+    operands += [values(rng, n.b, n.s, width * heads) for width in (2, 1, 1)]
+    operands.append(values(rng, n.b, heads, 3, 2))
+    gates = [dense(values(rng, heads)) for _ in range(2)]
+    attrs = GatedDeltaNetAttributes(n.kv_heads, heads)
+    return plain(*operands, weights=gates, attrs=attrs)
+
+
 RANDOM: Mapping[str, Make] = {
+    "causal_conv1d": causal_conv1d,
+    "gated_delta_net": gated_delta_net,
+    "split_heads": lambda rng, n: plain(
+        values(rng, n.b, n.s, 3 * n.group), attrs=SplitHeadsAttributes(n.group, (2, 1))
+    ),
     "silu": unary,
     "sigmoid": unary,
     "add": binary,
