@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgecc.backends.torch.encodings import decode
 from edgecc.backends.torch.tensors import to_tensor
@@ -159,5 +158,5 @@ class TorchWeight:
         check_indices(f"table @{self.symbol}", unique.cpu().numpy(), self.weight.shape[0])
         kept = self._store.kept(self.symbol)
         if kept is not None:
-            return functional.embedding(indices, kept)
-        return functional.embedding(inverse, self._store.pick(self.symbol, unique.tolist()))
+            return kept[indices]
+        return self._store.pick(self.symbol, unique.tolist())[inverse]

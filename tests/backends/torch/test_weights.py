@@ -121,6 +121,13 @@ def test_blocks_and_rows_are_those_of_the_whole(monkeypatch, keep_bytes, device)
         np.testing.assert_array_equal(to_array(weight.rows(index)), expected)
 
 
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 10])
+def test_entries_of_a_vector(keep_bytes):
+    weights = table(v=dense(np.array([5, 6, 7])))
+    found = stored(weights, keep_bytes=keep_bytes)["v"].rows(torch.tensor([[2, 0], [2, 1]]))
+    assert found.tolist() == [[7, 5], [7, 6]]
+
+
 def test_only_the_rows_that_occur_are_read():
     module = Module("m")
     store(module, "c", "w", packed(np.random.default_rng(6), 64, 8).weight)
