@@ -78,8 +78,8 @@ class WeightStore:
         weight = self.table[symbol]
         if not weight.shape or not weight.shape[0]:
             values = self.decode(symbol, self.table.read(symbol))
-            values = values.reshape(-1, *weight.shape[1:])
-            yield 0, values.shape[0], values
+            shape = weight.shape or (1,)
+            yield 0, shape[0], values.reshape(shape)
             return
         for start, stop, parts in self.table.row_blocks(symbol):
             yield start, stop, self.decode(symbol, parts)
@@ -87,14 +87,9 @@ class WeightStore:
     def pick(self, symbol: str, rows: list[int]) -> Tensor:
         """Decoded rows, in the order given; each is one read of packed bytes."""
         symbol = self._packed(symbol)
-        weight = self.table[symbol]
         if not rows:
             return self.decode(symbol, self.table.read(symbol, 0, 0))
-        blocks = [
-            self.decode(symbol, self.table.read(symbol, row, row + 1)).reshape(1, *weight.shape[1:])
-            for row in rows
-        ]
-        return torch.cat(blocks)
+        return torch.cat([self.decode(symbol, self.table.read(symbol, r, r + 1)) for r in rows])
 
     def decode(self, symbol: str, parts: Mapping[str, Array]) -> Tensor:
         """Values of component arrays, in the dtype of the store."""
