@@ -9,15 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgecc.backends.torch import (
-    attention,
-    control,
-    elementwise,
-    matmul,
-    norm,
-    sampling,
-    shape,
-)
+from edgecc.backends.torch import attention, control, elementwise, matmul, norm, sampling, shape
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.backends.torch.tensors import numpy_dtype, to_array, to_tensor, torch_dtype
 from edgecc.backends.torch.weights import WeightStore
@@ -32,15 +24,7 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (
-        attention,
-        control,
-        elementwise,
-        matmul,
-        norm,
-        sampling,
-        shape,
-    )
+    for family in (matmul, norm, elementwise, attention, shape, sampling, control)
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""

@@ -30,7 +30,4 @@ def embedding(call: Call[Attributes]) -> Tensor:
     return call.weights[0].rows(ids)
 
 
-KERNELS: Mapping[str, Kernel] = {
-    "linear": linear,
-    "embedding": embedding,
-}
+KERNELS: Mapping[str, Kernel] = {"linear": linear, "embedding": embedding}

@@ -20,6 +20,4 @@ def rms_norm(call: Call[RmsNormAttributes]) -> Tensor:
     return functional.rms_norm(grouped, weight.shape, weight, call.attrs.eps).flatten(-2)
 
 
-KERNELS: Mapping[str, Kernel] = {
-    "rms_norm": rms_norm,
-}
+KERNELS: Mapping[str, Kernel] = {"rms_norm": rms_norm}
