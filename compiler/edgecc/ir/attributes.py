@@ -38,7 +38,7 @@ def build_attributes(cls: type[Attributes], literals: Mapping[str, Literal]) -> 
             raise AttributeSyntaxError(
                 f"unknown attribute {name}", did_you_mean(name, fields) if fields else "it has none"
             )
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in literals:
@@ -49,7 +49,7 @@ def build_attributes(cls: type[Attributes], literals: Mapping[str, Literal]) -> 
 
 
 @functools.cache
-def _hints(cls: type[object]) -> dict[str, Any]:
+def _hints(cls: type[Attributes]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
