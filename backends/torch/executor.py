@@ -122,7 +122,7 @@ class TorchExecutor:
                     f"graph @{graph} has no output {name!r}",
                     help=did_you_mean(name, wanted),
                 )
-        nodes = target.nodes
+        nodes: Sequence[Node] = target.nodes
         if outputs is not None:
             wanted = {name: value for name, value in wanted.items() if name in outputs}
             needed = ancestors(target, wanted.values())
