@@ -35,7 +35,7 @@ from edgecc.ir.core import Json, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes
-from edgecc.ir.types import DType, sym
+from edgecc.ir.types import Dim, DType, sym
 from edgecc.roles import Role
 
 _LAYER = "layers.0"
@@ -98,11 +98,11 @@ class Eagle3(Draft):
     def build(self, weights: ModuleWeights, size: DraftSize) -> None:
         """Build graph `draft`.
 
-        Inputs: features f32 `[b, c, n*Ht]` of committed tokens the draft has not seen, token_ids
-        i64 `[b, c]` (for each of them the token after it; the last is the newest committed one),
-        cache_length i64 `[b]` (rows of both kinds of features before this call), two caches. The c
-        rows are written at cache_length, those of the N - 1 later steps behind them, where the next
-        call overwrites them: nothing is rolled back. Outputs: proposals i64 `[b, N]` (target ids),
+        Inputs: features f32 `[b, c, n*Ht]` of committed tokens the draft has not seen,
+        next_token_ids i64 `[b, c]` (for each of them the token after it; the last is the newest
+        committed one), cache_length i64 `[b]` (features before this call), two caches. The c rows
+        are written at cache_length, those of the N - 1 later steps behind them, where the next call
+        overwrites them: nothing is rolled back. Outputs: proposals i64 `[b, N]` (target ids),
         draft_logits f32 `[b, N, Vd]` (over the draft's vocabulary), caches.
 
         Raises:
@@ -191,7 +191,8 @@ class _ChainBuilder(DecoderBuilder):
     def build(self, width: int) -> None:
         b, text = self.b, self.text
         features = b.input("features", DType.F32, (sym("b"), sym("c"), width), Role.FEATURES)
-        tokens = b.input("token_ids", DType.I64, (sym("b"), sym("c")), Role.TOKEN_IDS)
+        shape: tuple[Dim, ...] = (sym("b"), sym("c"))
+        tokens = b.input("next_token_ids", DType.I64, shape, Role.NEXT_TOKEN_IDS)
         self.length = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
         shape = (sym("b"), text.num_key_value_heads, self.capacity, text.head_dim)
         self.k_cache = b.input("k_cache.0", DType.F32, shape, Role.KV_CACHE)

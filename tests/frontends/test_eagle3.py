@@ -424,7 +424,7 @@ class TestModule:
         assert graph.input("k_cache.0").value.type.shape[1:] == (2, 105, 16)
         assert [i.role.value for i in graph.inputs] == [
             "features",
-            "token_ids",
+            "next_token_ids",
             "cache_length",
             "kv_cache",
             "kv_cache",
