@@ -23,6 +23,7 @@ from edgecc.frontends.drafts.base import (
 )
 from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Json, Value
@@ -64,7 +65,8 @@ class DSpark(Draft):
         Raises:
             InputError: One of them is of another target.
         """
-        check_taps(self.config.target_layer_ids, self.config.num_target_layers, target)
+        config = self.config
+        check_taps(config.target_layer_ids, config.numbering, config.num_target_layers, target)
         check_vocabulary(self.text, target)
         if self.config.mask_token_id >= target.vocab_size:
             raise InputError(
@@ -114,9 +116,7 @@ class DSpark(Draft):
             "numbered_by": config.numbering,
             "mask_token_id": config.mask_token_id,
             "markov_rank": config.markov_rank,
-            "confidence_head": any(
-                name.endswith("confidence_head.proj.weight") for name in self.checkpoint.tensors
-            ),
+            "confidence_head": stores(self.checkpoint.tensors, "confidence_head.proj.weight"),
             "vocab_size": self.text.vocab_size,
             "target_layers": config.num_target_layers,
         }

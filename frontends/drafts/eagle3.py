@@ -28,6 +28,7 @@ from edgecc.frontends.drafts.base import (
     check_vocabulary,
 )
 from edgecc.frontends.drafts.eagle3_config import DEFAULT_TAPS, default_taps, read_eagle3_config
+from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
@@ -84,7 +85,7 @@ class Eagle3(Draft):
         Raises:
             InputError: One of them is of another target.
         """
-        check_taps(self.taps(target), self.config.num_target_layers, target)
+        check_taps(self.taps(target), self.numbering, self.config.num_target_layers, target)
         check_vocabulary(self.text, target)
         if self.target_hidden != target.hidden_size and self.config.target_hidden_size:
             raise InputError(
@@ -128,12 +129,12 @@ class Eagle3(Draft):
 
     def facts(self) -> dict[str, Json]:
         """What it reads, its vocabulary and its variant."""
-        config, names = self.config, self.checkpoint.tensors
+        config = self.config
         ids = config.target_layer_ids
         return {
             "reads_outputs_of_layers": None if ids is None else list(ids),
             "numbered_by": config.numbering,
-            "own_head": any(n.endswith("lm_head.weight") for n in names),
+            "own_head": stores(self.checkpoint.tensors, "lm_head.weight"),
             "norm_before_residual": config.norm_before_residual,
             "norm_output": config.norm_output,
             "vocab_size": self.text.vocab_size,

@@ -570,7 +570,7 @@ class TestRefused:
             (
                 {"target_layer_ids": None, "eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
                 "draft/tapped-layers",
-                ("[0, 1, 3]", "3 layers"),
+                ("[0, 1, 3]", "3 layers", "config.json: eagle_aux_hidden_state_layer_ids"),
             ),
             (
                 {"target_layer_ids": None},
