@@ -49,7 +49,7 @@ def lift(
     if target_ckpt is not None and is_draft(target_ckpt):
         raise InputError(
             "draft/needs-target",
-            f"{target_ckpt.path.name} is a draft: it has no head or embedding of its own",
+            f"{target_ckpt.path.name} is a draft: it computes from the states of its target",
             where="target/config.json",
             help="this draft needs a target: edgecc compile TARGET --draft DRAFT",
         )

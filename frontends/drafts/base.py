@@ -129,11 +129,14 @@ def check_vocabulary(draft: TextConfig, target: TextConfig) -> None:
         )
 
 
-def check_taps(taps: tuple[int, ...], declared: int | None, target: TextConfig) -> None:
+def check_taps(
+    taps: tuple[int, ...], numbering: str, declared: int | None, target: TextConfig
+) -> None:
     """The tapped layers exist, and the target has as many layers as the draft expects.
 
     Args:
         taps: Target layers whose outputs are read, increasing.
+        numbering: The key they were read from.
         declared: Layers of the target the draft was trained for, if it says.
         target: The target.
 
@@ -145,7 +148,7 @@ def check_taps(taps: tuple[int, ...], declared: int | None, target: TextConfig) 
             "draft/tapped-layers",
             f"the draft reads layers {list(taps)} (outputs, from 0), the target has "
             f"{target.num_hidden_layers} layers",
-            where="draft/config.json: target_layer_ids",
+            where=f"draft/config.json: {numbering}",
             help=ANOTHER_TARGET,
         )
     if declared not in (None, target.num_hidden_layers):

@@ -10,9 +10,7 @@ the logits of each slot, left to right.
 
 from __future__ import annotations
 
-import numpy as np
-
-from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
+from edgecc.errors import InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.decoder_layer import DecoderBuilder
@@ -23,7 +21,9 @@ from edgecc.frontends.drafts.base import (
     check_taps,
     check_vocabulary,
 )
+from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Json, Value
@@ -32,15 +32,6 @@ from edgecc.ir.ops.sampling import MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes
 from edgecc.ir.types import DType, sym
 from edgecc.roles import Role
-
-_VARIANTS = (
-    ("markov_head.gate_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
-    ("markov_head.joint_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
-    ("mask_embedding", "draft/mask-embedding", "an own mask embedding is not supported"),
-    (".attention_sink_bias", "draft/attention", "attention sinks are not supported"),
-    (".qkv_proj.weight", "draft/fused-qkv", "fused q, k and v projections are not supported"),
-)
-"""Ends of tensor names that mean another network, the error's id and what is said about it."""
 
 
 class DSpark(Draft):
@@ -74,7 +65,8 @@ class DSpark(Draft):
         Raises:
             InputError: One of them is of another target.
         """
-        check_taps(self.config.target_layer_ids, self.config.num_target_layers, target)
+        config = self.config
+        check_taps(config.target_layer_ids, config.numbering, config.num_target_layers, target)
         check_vocabulary(self.text, target)
         if self.config.mask_token_id >= target.vocab_size:
             raise InputError(
@@ -98,7 +90,7 @@ class DSpark(Draft):
             InputError: Config and tensors contradict each other.
             UnsupportedError: A variant this frontend does not build.
         """
-        _check(weights, self.config, size.target_hidden)
+        check_tensors(weights, self.config, size.target_hidden)
         capacity = size.max_model_len + self.rows
         builder = _DraftBuilder(weights, self.config, size.num_tokens, self.steps, capacity)
         builder.build(size.target_hidden)
@@ -124,9 +116,7 @@ class DSpark(Draft):
             "numbered_by": config.numbering,
             "mask_token_id": config.mask_token_id,
             "markov_rank": config.markov_rank,
-            "confidence_head": any(
-                name.endswith("confidence_head.proj.weight") for name in self.checkpoint.tensors
-            ),
+            "confidence_head": stores(self.checkpoint.tensors, "confidence_head.proj.weight"),
             "vocab_size": self.text.vocab_size,
             "target_layers": config.num_target_layers,
         }
@@ -226,7 +216,7 @@ class _DraftBuilder(DecoderBuilder):
             z = b.op("slice", z, attrs=SliceAttributes(1, 0, self.steps), name="z")
         b.at("draft: lm_head")
         base = b.op("linear", z, weights=(head,), name="base_logits")
-        rank = _markov_rank(self.weights, config)
+        rank = markov_rank(self.weights, config)
         pair = [
             self.weights.matrix(f"markov_head.{w}", text.vocab_size, rank)
             for w in ("markov_w1", "markov_w2")
@@ -255,84 +245,3 @@ class _DraftBuilder(DecoderBuilder):
         score = self.linear(z, "confidence_head.proj", 1, "confidence")
         confidence = self.b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
         self.b.output(confidence, "confidence", Role.CONFIDENCE)
-
-
-def _check(weights: ModuleWeights, config: DSparkConfig, target_hidden: int) -> None:
-    """Cross-check config and tensors where shapes alone would not.
-
-    Raises:
-        InputError: They contradict each other.
-        UnsupportedError: A variant this frontend does not build.
-    """
-    role = weights.checkpoint.role
-    _check_vocabulary(weights, config)
-    for name, id, reason in _VARIANTS:
-        found = next((n for n in weights.names() if n.endswith(name)), None)
-        if found is not None:
-            raise UnsupportedError(id, f"{found} is stored: {reason}", where=role)
-    stored, taps = weights.columns("fc.weight"), len(config.target_layer_ids)
-    if stored not in (None, taps * target_hidden):
-        raise InputError(
-            "draft/fc-width",
-            f"fc.weight has {stored} columns, expected {taps} tapped layers x hidden size "
-            f"{target_hidden} of the target = {taps * target_hidden}",
-            where=f"{role}: {weights.names()['fc.weight']}",
-            notes=(f"tapped layers: {list(config.target_layer_ids)} ({config.numbering})",),
-            help="wrong target, or config and weights of different revisions",
-        )
-    stores = weights.has("confidence_head.proj.weight")
-    if config.confidence not in (None, stores):
-        found = "a confidence head is stored" if stores else "no confidence head is stored"
-        weights.checkpoint.findings.append(
-            Diagnostic(
-                "draft/confidence-flag",
-                f"enable_confidence_head is {str(config.confidence).lower()}, but {found}",
-                where=f"{role}/config.json: enable_confidence_head",
-                help="check that config and weights belong together",
-                severity=Severity.WARNING,
-            )
-        )
-
-
-def _check_vocabulary(weights: ModuleWeights, config: DSparkConfig) -> None:
-    """A map between vocabularies is fine if it maps each id to itself."""
-    role, names, vocab = weights.checkpoint.role, weights.names(), config.text.vocab_size
-    maps = [names[name] for name in ("d2t", "t2d") if name in names]
-    for name in maps:
-        neutral = 0 if name == names.get("d2t") else 1
-        values = weights.checkpoint.read(name)
-        if values.shape != (vocab,) or not np.all(values == neutral):
-            raise UnsupportedError(
-                "draft/reduced-vocab",
-                "DSpark drafts with a reduced vocabulary are not supported",
-                where=f"{role}: {name}",
-                notes=(f"it has {values.size} entries, the vocabulary {vocab} rows",),
-            )
-        weights.quantization.consumed.add(name)
-    head = weights.checkpoint.tensors.get(names.get("lm_head.weight", ""))
-    if head is not None and head.shape and head.shape[0] < vocab:
-        raise InputError(
-            "draft/no-vocabulary-map",
-            f"lm_head has {head.shape[0]} rows, the vocabulary {vocab}, and there is no d2t that "
-            "says which token each row means",
-            where=f"{role}: {names['lm_head.weight']}",
-            help="the checkpoint is incomplete: fetch it again",
-        )
-
-
-def _markov_rank(weights: ModuleWeights, config: DSparkConfig) -> int:
-    """Columns of the Markov matrices: the tensors know, the config has to agree.
-
-    Raises:
-        InputError: It does not.
-    """
-    name = "markov_head.markov_w1.weight"
-    stored = weights.columns(name)
-    if config.markov_rank is not None and stored not in (None, config.markov_rank):
-        raise InputError(
-            "draft/markov-rank",
-            f"markov_rank is {config.markov_rank}, but {name} has {stored} columns",
-            where=f"{weights.checkpoint.role}/config.json: markov_rank",
-            help="config and weights are of different revisions: fetch both again",
-        )
-    return stored or config.markov_rank or 1

@@ -28,6 +28,7 @@ from edgecc.frontends.drafts.base import (
     check_vocabulary,
 )
 from edgecc.frontends.drafts.eagle3_config import DEFAULT_TAPS, default_taps, read_eagle3_config
+from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
@@ -35,7 +36,7 @@ from edgecc.ir.core import Json, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes
-from edgecc.ir.types import DType, sym
+from edgecc.ir.types import Dim, DType, sym
 from edgecc.roles import Role
 
 _LAYER = "layers.0"
@@ -84,7 +85,7 @@ class Eagle3(Draft):
         Raises:
             InputError: One of them is of another target.
         """
-        check_taps(self.taps(target), self.config.num_target_layers, target)
+        check_taps(self.taps(target), self.numbering, self.config.num_target_layers, target)
         check_vocabulary(self.text, target)
         if self.target_hidden != target.hidden_size and self.config.target_hidden_size:
             raise InputError(
@@ -98,11 +99,11 @@ class Eagle3(Draft):
     def build(self, weights: ModuleWeights, size: DraftSize) -> None:
         """Build graph `draft`.
 
-        Inputs: features f32 `[b, c, n*Ht]` of committed tokens the draft has not seen, token_ids
-        i64 `[b, c]` (for each of them the token after it; the last is the newest committed one),
-        cache_length i64 `[b]` (rows of both kinds of features before this call), two caches. The c
-        rows are written at cache_length, those of the N - 1 later steps behind them, where the next
-        call overwrites them: nothing is rolled back. Outputs: proposals i64 `[b, N]` (target ids),
+        Inputs: features f32 `[b, c, n*Ht]` of committed tokens the draft has not seen,
+        next_token_ids i64 `[b, c]` (for each of them the token after it; the last is the newest
+        committed one), cache_length i64 `[b]` (features before this call), two caches. The c rows
+        are written at cache_length, those of the N - 1 later steps behind them, where the next call
+        overwrites them: nothing is rolled back. Outputs: proposals i64 `[b, N]` (target ids),
         draft_logits f32 `[b, N, Vd]` (over the draft's vocabulary), caches.
 
         Raises:
@@ -128,12 +129,12 @@ class Eagle3(Draft):
 
     def facts(self) -> dict[str, Json]:
         """What it reads, its vocabulary and its variant."""
-        config, names = self.config, self.checkpoint.tensors
+        config = self.config
         ids = config.target_layer_ids
         return {
             "reads_outputs_of_layers": None if ids is None else list(ids),
             "numbered_by": config.numbering,
-            "own_head": any(n.endswith("lm_head.weight") for n in names),
+            "own_head": stores(self.checkpoint.tensors, "lm_head.weight"),
             "norm_before_residual": config.norm_before_residual,
             "norm_output": config.norm_output,
             "vocab_size": self.text.vocab_size,
@@ -191,7 +192,8 @@ class _ChainBuilder(DecoderBuilder):
     def build(self, width: int) -> None:
         b, text = self.b, self.text
         features = b.input("features", DType.F32, (sym("b"), sym("c"), width), Role.FEATURES)
-        tokens = b.input("token_ids", DType.I64, (sym("b"), sym("c")), Role.TOKEN_IDS)
+        shape: tuple[Dim, ...] = (sym("b"), sym("c"))
+        tokens = b.input("next_token_ids", DType.I64, shape, Role.NEXT_TOKEN_IDS)
         self.length = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
         shape = (sym("b"), text.num_key_value_heads, self.capacity, text.head_dim)
         self.k_cache = b.input("k_cache.0", DType.F32, shape, Role.KV_CACHE)

@@ -30,6 +30,11 @@ def canonical_name(stored: str) -> str:
     return _GROUPED.sub(r".\1_proj.", stored)
 
 
+def stores(names: Iterable[str], canonical: str) -> bool:
+    """Whether one of the stored names means the canonical one."""
+    return any(canonical_name(name) == canonical for name in names)
+
+
 def canonical_names(stored: Iterable[str]) -> dict[str, str]:
     """Canonical tensor names to stored ones.
 

@@ -424,7 +424,7 @@ class TestModule:
         assert graph.input("k_cache.0").value.type.shape[1:] == (2, 105, 16)
         assert [i.role.value for i in graph.inputs] == [
             "features",
-            "token_ids",
+            "next_token_ids",
             "cache_length",
             "kv_cache",
             "kv_cache",
@@ -570,7 +570,7 @@ class TestRefused:
             (
                 {"target_layer_ids": None, "eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
                 "draft/tapped-layers",
-                ("[0, 1, 3]", "3 layers"),
+                ("[0, 1, 3]", "3 layers", "config.json: eagle_aux_hidden_state_layer_ids"),
             ),
             (
                 {"target_layer_ids": None},

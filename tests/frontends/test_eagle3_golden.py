@@ -61,7 +61,7 @@ def test_first_block(
     assert block["proposals"].tolist() == golden["block_tokens"].tolist()
 
 
-@pytest.mark.parametrize(("prompt", "count"), [("p0", 4), ("p1", 4), ("p2", 3), ("p3", 6)])
+@pytest.mark.parametrize(("prompt", "count"), [("p0", 3), ("p1", 2), ("p2", 1), ("p3", 2)])
 def test_rounds(pair: Lifted, goldens: Goldens, prompt: str, count: int) -> None:
     """Draft, verify, accept: every proposal and every accepted count of the first rounds."""
     golden = goldens[prompt]

@@ -97,7 +97,7 @@ class Lifted:
             features: New features `[c, n*H]`.
             following: For each of them the token after it; the last is the newest committed one.
         """
-        inputs = {"features": features[None], "token_ids": np.array([following])}
+        inputs = {"features": features[None], "next_token_ids": np.array([following])}
         return self._run("draft", inputs, len(features))
 
     def _run(self, graph: str, inputs: dict[str, Array], keep: int) -> dict[str, Array]:

@@ -41,7 +41,7 @@ def inputs(module: Module, ids: int) -> dict[str, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     given: dict[str, dict[str, np.ndarray]] = {
         "target": {"token_ids": rng.integers(0, ids, (1, 4)), "logit_rows": np.array([3])},
-        "draft": {"token_ids": rng.integers(0, ids, (1, 2))},
+        "draft": {"next_token_ids": rng.integers(0, ids, (1, 2))},
     }
     for name, arrays in given.items():
         arrays["cache_length"] = np.array([3])

@@ -92,6 +92,11 @@ def embedding(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(rng.integers(0, 6, (n.b, n.s)), weights=[table])
 
 
+def lookup(rng: np.random.Generator, n: Sizes) -> Case:
+    table = dense(rng.integers(-(1 << 60), 1 << 60, 6))
+    return plain(rng.integers(0, 6, (n.b, n.s)), weights=[table])
+
+
 def rms_norm(rng: np.random.Generator, n: Sizes) -> Case:
     x, weight = values(rng, n.b, n.s, 5 * n.group), dense(values(rng, 5))
     return plain(x, weights=[weight], attrs=RmsNormAttributes(1e-5, n.group))
@@ -185,6 +190,7 @@ RANDOM: Mapping[str, Make] = {
     "swiglu": binary,
     "linear": linear,
     "embedding": embedding,
+    "lookup": lookup,
     "rms_norm": rms_norm,
     "rope": rope,
     "cache_update": cache_update,
@@ -268,6 +274,8 @@ ROWS, SMALL = np.ones((1, 2, 2)), np.ones((1, 1, 8, 2))
     [
         ("embedding", [np.array([[0, 5]])], [dense(np.ones((5, 4)))], None),
         ("embedding", [np.array([[-1]])], [dense(np.ones((5, 4)))], None),
+        ("lookup", [np.array([[0, 5]])], [dense(np.arange(5))], None),
+        ("lookup", [np.array([-1])], [dense(np.arange(5))], None),
         ("take_rows", [np.zeros((1, 3, 2)), np.array([0, 3])], [], None),
         ("take_rows", [np.zeros((1, 3, 2)), np.array([-1])], [], None),
         ("rope", [ROWS, np.array([[0, 4]])], table(4), RopeAttributes(1)),
