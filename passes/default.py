@@ -7,9 +7,12 @@ from typing import Any
 from edgecc.devices import Device
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
+from edgecc.passes.canonicalize import Canonicalize
+from edgecc.passes.cse import Cse
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights
 from edgecc.passes.drop_outputs import DropOutputs
+from edgecc.passes.fold_constants import FoldConstants
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
@@ -55,6 +58,10 @@ def default_pipeline(
         # Structure: only what the runtime asks for, in the shapes engines like.
         *([] if keep_draft_logits else [DropOutputs()]),
         UnrollMarkov(),
+        # Clean-up: what the structure left behind, so that fusions find one form of everything.
+        Canonicalize(),
+        FoldConstants(),
+        Cse(),
         Dce(),
         # Fusion: exact.
         FuseQkv(),

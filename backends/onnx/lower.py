@@ -10,6 +10,7 @@ import onnx
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.onnx import (  # noqa: F401 (registers the lowerings)
     attention,
+    constant,
     elementwise,
     matmul,
     norm,

@@ -3,7 +3,8 @@
 Weights are written as they are encoded: packed stays packed. A weight an expanding recipe makes
 (`dequantize`, `int8_codes`) is not written; its initializer points at the packed bytes, and either
 the model widens them itself (standard dialect) or the engine supplies the expanded tensor when it
-loads the model. Vectors are small and written widened.
+loads the model. Vectors are small and written widened. So is what `constant` reads, because ONNX
+Runtime computes with constants before the engine can supply them.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Storage:
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _placements: dict[str, Placement] = field(default_factory=dict)
+    _widened: set[str] = field(default_factory=set)
 
     def collect(self, graphs: Iterable[Graph]) -> list[TensorSpec]:
         """Find every tensor the graphs need, and return the layout of the file.
@@ -137,6 +139,9 @@ class Storage:
         Wide elements come first, so that every tensor is aligned to its element size.
         """
         found: dict[str, StoredTensor] = {}
+        graphs = list(graphs)
+        nodes = (n for g in graphs for n in g.nodes if n.op.name == "constant")
+        self._widened = {self.module.weights.resolve(w) for n in nodes for w in n.weights}
         for graph in graphs:
             for symbol in graph.used_weights():
                 for tensor in self.place(self.module.weights.resolve(symbol)).tensors:
@@ -167,7 +172,8 @@ class Storage:
         weight = table[symbol]
         source = weight.source
         expands = isinstance(source, Derived) and RECIPES[source.recipe].expands
-        if isinstance(source, Derived) and expands and len(weight.shape) > 1:
+        expands = expands and len(weight.shape) > 1 and symbol not in self._widened
+        if isinstance(source, Derived) and expands:
             base = table.resolve(source.inputs[0])
             tensors = _tensors(base, table[base])
             form = _form(source.recipe, table[base])

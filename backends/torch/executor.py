@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgecc.backends.torch import (
     attention,
+    constant,
     control,
     elementwise,
     matmul,
@@ -33,7 +34,7 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control)
+    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""

@@ -66,7 +66,8 @@ _COMMON_OPS = frozenset(
     (
         *("linear", "embedding", "lookup", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
-        *("position_ids", "advance", "rope", "split_heads", "argmax", "call"),
+        *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),
+        "add_rms_norm",
     )
 )
 

@@ -60,9 +60,27 @@ def int8() -> Module:
     return module
 
 
+def constant(weight: Weight) -> Module:
+    module = Module("m")
+    module.weights.add("w", weight)
+    b = Builder(module, "main")
+    b.output(b.op("constant", weights=("w",), name="y"), "y", Role.ACTIVATION)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F64, DType.I16, DType.U32])
+def test_constants_of_other_types(dtype):
+    (found,) = findings(constant(dense(ONES, dtype)))
+    assert found.id == "legalize/encoding"
+    assert found.message == f"device cpu has no constant for dense<{dtype.value}>"
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: constant(dense(ONES)),
+        lambda: constant(dense(ONES, DType.I64)),
+        lambda: constant(dense(ONES, DType.BOOL)),
         lambda: layer("linear", dense(ONES)),
         lambda: layer("linear", dense(ONES), dense(ONES[0])),
         int8,

@@ -219,3 +219,22 @@ def test_tables_of_ids_stay():
     for form in FORMS:
         data = {"main": {"x": np.array([2, 0, 2])}}
         assert not check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, data)
+
+
+@pytest.mark.parametrize(
+    ("weight", "lowered"),
+    [
+        (dense(np.ones(4)), "w"),
+        (dense(np.arange(4)), "w"),
+        (dense(np.ones(4), DType.BF16), "w.f32"),
+        (packed(np.random.default_rng(0), 4, 4).weight, "w.f32"),
+    ],
+)
+def test_constants(weight, lowered):
+    """Integers stay, floats become f32."""
+    module = Module("m")
+    module.weights.add("w", weight)
+    b = Builder(module, "main")
+    b.output(b.op("constant", weights=("w",)), "y", Role.ACTIVATION)
+    assert check_pass(LowerEncodings(), module, {"main": {}}) is (lowered != "w")
+    assert b.graph.nodes[0].weights == (lowered,)

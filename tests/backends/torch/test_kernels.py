@@ -17,7 +17,7 @@ from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
@@ -100,6 +100,11 @@ def lookup(rng: np.random.Generator, n: Sizes) -> Case:
 def rms_norm(rng: np.random.Generator, n: Sizes) -> Case:
     x, weight = values(rng, n.b, n.s, 5 * n.group), dense(values(rng, 5))
     return plain(x, weights=[weight], attrs=RmsNormAttributes(1e-5, n.group))
+
+
+def add_rms_norm(rng: np.random.Generator, n: Sizes) -> Case:
+    operands, weight = [values(rng, n.b, n.s, 5) for _ in range(2)], dense(values(rng, 5))
+    return plain(*operands, weights=[weight], attrs=AddRmsNormAttributes(1e-5))
 
 
 def tables(rng: np.random.Generator):
@@ -192,6 +197,7 @@ RANDOM: Mapping[str, Make] = {
     "embedding": embedding,
     "lookup": lookup,
     "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
     "rope": rope,
     "cache_update": cache_update,
     "attention": attention,
