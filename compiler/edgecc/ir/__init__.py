@@ -8,7 +8,7 @@ change a graph; `verifier`, `printer`, `interpreter` and `analysis` read it.
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
-from edgecc.ir.interpreter import Interpreter
+from edgecc.ir.interpreter import Interpreter, evaluate
 from edgecc.ir.parser import parse_module, read_module
 from edgecc.ir.printer import print_module
 from edgecc.ir.rewriter import Rewriter
@@ -55,6 +55,7 @@ __all__ = [
     "Value",
     "Weight",
     "WeightTable",
+    "evaluate",
     "parse_module",
     "print_module",
     "read_module",

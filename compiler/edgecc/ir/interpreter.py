@@ -7,7 +7,7 @@ streamed block by block, so that a model larger than memory can be evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
 from edgecc.ir.ops.base import EvalContext, WeightView
 from edgecc.ir.types import DimExpr, TensorType
+
+Inputs: TypeAlias = dict[str, dict[str, Array]]
+"""Arrays by graph and input name."""
 
 
 class Interpreter:
@@ -93,6 +96,18 @@ class Interpreter:
             raise RequestError("run/dtype", f"{what}: expected {type}, got {array.dtype}")
         # C order, because NumPy sums other layouts in another order: rows would lose their bits.
         return array.astype(dtype, order="C")
+
+
+def evaluate(
+    module: Module, inputs: Inputs, dtype: type[np.floating[Any]] = np.float32
+) -> dict[str, Array]:
+    """Outputs of several graphs, by `graph.output`; see `Interpreter`."""
+    run = Interpreter(module, dtype).run
+    return {
+        f"{graph}.{name}": array
+        for graph, arrays in inputs.items()
+        for name, array in run(graph, arrays).items()
+    }
 
 
 def _last_uses(graph: Graph) -> dict[int, list[Value]]:
