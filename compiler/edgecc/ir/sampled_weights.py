@@ -21,7 +21,7 @@ import numpy as np
 from edgecc.ir.encodings import Array, Component
 from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, WeightTable
 
-SAMPLE_BYTES = 256 << 10
+SAMPLE_BYTES = 32 << 10
 """Stored weights of more bytes are sampled."""
 
 TILE_ROWS = 61
