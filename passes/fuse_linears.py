@@ -69,7 +69,7 @@ def fuse(module: Module, graph: Graph, nodes: Sequence[Node], pass_name: str) ->
     """Replace linear layers of one input by one layer and a split; returns the new layer."""
     rewriter = Rewriter(module, graph, pass_name)
     table = module.weights
-    anchor = min(nodes, key=graph.nodes.index)
+    anchor = min(nodes, key=graph.nodes.order)
     symbols = [table.resolve(n.weights[0]) for n in nodes]
     fused = table.derive(common_name(symbols), "concat_rows", tuple(symbols))
     x: Value = nodes[0].operands[0]

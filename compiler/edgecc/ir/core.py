@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from edgecc.errors import InternalError
+from edgecc.ir.node_list import NodeList
 from edgecc.ir.ops import Attributes, Op
 from edgecc.ir.ops.base import GraphSignature, Scope
 from edgecc.ir.types import SymbolRange, TensorType
@@ -150,7 +151,7 @@ class Graph:
         self.name = name
         self.inputs: list[Input] = []
         self.outputs: list[Output] = []
-        self.nodes: list[Node] = []
+        self.nodes = NodeList()
 
     def signature(self) -> GraphSignature:
         """Input and output types."""

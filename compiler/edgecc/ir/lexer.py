@@ -35,7 +35,7 @@ class Token:
 _PATTERN = re.compile(
     r"""(?P<SPACE>[ \t\r\n]+|//[^\n]*)
     |(?P<STRING>"(?:[^"\\\n]|\\.)*")
-    |(?P<VALUE>%[A-Za-z0-9_.]+)
+    |(?P<VALUE>%(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_.]+))
     |(?P<SYMBOL>@(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_.+/-]+))
     |(?P<HEX>0x[0-9a-fA-F]*)
     |(?P<NUMBER>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
