@@ -11,7 +11,7 @@ from edgecc.ir.clone import clone_module
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Module
 from edgecc.passes.base import Pass
-from edgecc.passes.equivalence import Difference, compare_modules
+from edgecc.passes.equivalence import Comparer, Difference
 from edgecc.passes.instruments import Instrument
 
 OnMismatch = Callable[[Module, Pass[Any], MismatchError], Sequence[str]]
@@ -37,6 +37,7 @@ class CheckPasses(Instrument):
         self.skipped: dict[str, dict[str, str]] = {}
         self._on_mismatch = on_mismatch
         self._before: Module | None = None
+        self._comparer = Comparer(range(runs))
 
     def before(self, item: Pass[Any], index: int, module: Module) -> None:
         """Keep a copy."""
@@ -62,9 +63,7 @@ class CheckPasses(Instrument):
 
     def _compare(self, item: Pass[Any], label: str, before: Module, after: Module) -> None:
         try:
-            result = compare_modules(
-                before, after, seeds=range(self.runs), tolerance=item.tolerance
-            )
+            result = self._comparer.compare(before, after, item.tolerance, chained=True)
         except InternalError:
             raise
         except EdgeccError as error:  # nothing to compare with

@@ -25,7 +25,7 @@ from edgecc.ir.interpreter import Inputs, evaluate
 from edgecc.ir.random_inputs import random_inputs
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.sampled_weights import SampledWeights
-from edgecc.ir.weights import Unbound
+from edgecc.ir.weights import Parts, Unbound
 
 CACHE_ROWS = 48
 """Rows of caches during a comparison: room for the few rows of random inputs at either end."""
@@ -78,23 +78,100 @@ def compare_modules(
     Raises:
         EdgeccError: The reference cannot be evaluated.
     """
-    broken = _interface_difference(before, after)
-    if broken is not None:
-        return Comparison(broken)
-    wanted, skipped = _comparable(before, after, exact=tolerance == 0)
-    old, new = _evaluable(before, after, wanted)
-    for seed in seeds:
-        inputs = {g: i for g, i in random_inputs(old, seed).items() if wanted[g]}
-        expected = evaluate(old, inputs, np.float64)
-        found = _outcome(new, inputs, seed)
-        if isinstance(found, Difference):
-            return Comparison(found, (), skipped)
-        for name, array in expected.items():
-            message = _difference(array, found[name], tolerance)
-            if message:
-                graph, _, output = name.partition(".")
-                return Comparison(Difference(graph, output, seed, message), (), skipped)
-    return Comparison(None, tuple(f"{g}.{o}" for g, names in wanted.items() for o in names), skipped)
+    return Comparer(seeds).compare(before, after, tolerance)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the last module gave on which inputs."""
+
+    inputs: dict[int, Inputs]
+    values: dict[int, dict[str, Array]]
+    digests: Mapping[str, str | None]
+
+
+class Comparer:
+    """Compares a chain of versions, each with the one before; see `compare_modules`.
+
+    What a version gave is kept, so that each is evaluated once.
+
+    Args:
+        seeds: One set of random inputs each.
+    """
+
+    def __init__(self, seeds: Sequence[int] = (0,)) -> None:
+        self.seeds = tuple(seeds)
+        self._tiles: dict[str, Parts] = {}
+        self._known: _Known | None = None
+
+    def compare(
+        self, before: Module, after: Module, tolerance: float = 0.0, *, chained: bool = False
+    ) -> Comparison:
+        """Compare two versions.
+
+        Args:
+            before: The reference.
+            after: What it became.
+            tolerance: See `compare_modules`.
+            chained: Whether `before` computes what `after` of the last call does.
+
+        Raises:
+            EdgeccError: The reference cannot be evaluated.
+        """
+        broken = _interface_difference(before, after)
+        if broken is not None:
+            return Comparison(broken)
+        wanted, skipped = _comparable(before, after, exact=tolerance == 0)
+        pairs = [(graph, output) for graph, outputs in wanted.items() for output in outputs]
+        names = [f"{graph}.{output}" for graph, output in pairs]
+        old, new = (
+            replace(m, weights=SampledWeights(m.weights, tiles=self._tiles))
+            for m in _evaluable(before, after, wanted)
+        )
+        known = self._known if chained and self._still_known(before, names) else None
+        self._known = None
+        inputs, values = {}, {}
+        for seed in self.seeds:
+            inputs[seed] = known.inputs[seed] if known else random_inputs(old, seed)
+            chosen = {graph: a for graph, a in inputs[seed].items() if wanted.get(graph)}
+            expected = known.values[seed] if known else evaluate(old, chosen, np.float64)
+            found = _outcome(new, chosen, seed)
+            if isinstance(found, Difference):
+                return Comparison(found, (), skipped)
+            difference = _first_difference(pairs, expected, found, tolerance, seed)
+            if difference is not None:
+                return Comparison(difference, (), skipped)
+            values[seed] = found
+        self._known = _Known(inputs, values, _digests(after))
+        return Comparison(None, tuple(names), skipped)
+
+    def _still_known(self, before: Module, names: Sequence[str]) -> bool:
+        """Whether all values were computed, and from the same samples as now."""
+        known = self._known
+        return (
+            known is not None
+            and known.digests == _digests(before)
+            and all(values.keys() >= set(names) for values in known.values.values())
+        )
+
+
+def _digests(module: Module) -> dict[str, str | None]:
+    return {s: module.weights.known_digest(s) for s in module.weights}
+
+
+def _first_difference(
+    outputs: Sequence[tuple[str, str]],
+    before: Mapping[str, Array],
+    after: Mapping[str, Array],
+    tolerance: float,
+    seed: int,
+) -> Difference | None:
+    for graph, output in outputs:
+        name = f"{graph}.{output}"
+        message = _difference(before[name], after[name], tolerance)
+        if message:
+            return Difference(graph, output, seed, message)
+    return None
 
 
 def _interface_difference(before: Module, after: Module) -> Difference | None:
@@ -182,8 +259,7 @@ def _chooses(node: Node) -> bool:
 def _evaluable(
     before: Module, after: Module, wanted: Mapping[str, list[str]]
 ) -> tuple[Module, Module]:
-    """Copies that compute the wanted outputs only, from sampled weights, over small caches."""
-    # Names of equal bytes that only the pass has found out hold for both.
+    """Copies that compute the wanted outputs only, over small caches."""
     pruned = [_pruned(m, wanted) for m in (before, after)]
     spare = min(cache_rows(before), default=0) - CACHE_ROWS
     if spare > 0:
@@ -192,7 +268,7 @@ def _evaluable(
             random_inputs(pruned[0], 0)
         except (EdgeccError, ValueError):  # some node has the capacity in an attribute
             pruned = [_pruned(m, wanted) for m in (before, after)]
-    old, new = (replace(m, weights=SampledWeights(m.weights)) for m in pruned)
+    old, new = pruned
     return old, new
 
 
@@ -242,7 +318,9 @@ def _difference(before: Array, after: Array, tolerance: float) -> str:
         return ""
     index = tuple(int(i) for i in np.argwhere(differs)[0])
     with np.errstate(invalid="ignore", over="ignore"):
-        largest = np.max(np.abs(before.astype(float) - after.astype(float)), where=differs, initial=0)
+        largest = np.max(
+            np.abs(before.astype(float) - after.astype(float)), where=differs, initial=0
+        )
     return (
         f"first at {list(index)}: {before[index]} before, {after[index]} after; {differs.sum()} of "
         f"{differs.size} elements differ, by {largest:.3g} at most; {allowed}"

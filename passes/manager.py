@@ -80,7 +80,8 @@ class PassManager:
 
         Raises:
             EdgeccError: A pass refused the module (its own error, with the pass named), crashed or
-                left it broken (PassError), or it was broken before (VerifyError).
+                left it broken (PassError), changed what it computes (MismatchError), or it was
+                broken before (VerifyError).
         """
         ctx = ctx or PassContext()
         if self.verify_each:
@@ -100,16 +101,20 @@ class PassManager:
                 raise
             for instrument in self.instruments:
                 instrument.after(item, index, module, changed)
-            if self.verify_each:
-                findings = verify(module)
-                if findings:
-                    raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
-            self._require(module, item, item.ensures, "ensures")
-            self._dump(module, index + 1, item.name)
-            for instrument in self.instruments:
-                instrument.accepted(item, index, module)
+            self._accept(module, item, index)
             self.timings.append(self._timing(module, item, changed, seconds, peak))
         return module
+
+    def _accept(self, module: Module, item: Pass[Any], index: int) -> None:
+        """Check what a pass left behind."""
+        if self.verify_each:
+            findings = verify(module)
+            if findings:
+                raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
+        self._require(module, item, item.ensures, "ensures")
+        self._dump(module, index + 1, item.name)
+        for instrument in self.instruments:
+            instrument.accepted(item, index, module)
 
     def _timing(
         self, module: Module, item: Pass[Any], changed: bool, seconds: float, peak: int

@@ -24,7 +24,7 @@ from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, Weigh
 SAMPLE_BYTES = 32 << 10
 """Stored weights of more bytes are sampled."""
 
-TILE_ROWS = 61
+TILE_ROWS = 31
 """Rows that repeat. A prime, so that shifting rows by any usual width shows."""
 
 ROWWISE = frozenset({"dequantize", "int8_codes"})
@@ -45,15 +45,21 @@ class SampledWeights(WeightTable):
     Args:
         table: The real one; nothing but small weights and scalars is read from it.
         limit: Stored weights of more bytes are replaced.
+        tiles: Samples made before, to be used again.
     """
 
-    def __init__(self, table: WeightTable, limit: int = SAMPLE_BYTES) -> None:
+    def __init__(
+        self,
+        table: WeightTable,
+        limit: int = SAMPLE_BYTES,
+        tiles: dict[str, Parts] | None = None,
+    ) -> None:
         super().__init__()
         self._weights = dict(table)
         self.readers = table.readers
         self._real = table
         self._limit = limit
-        self._tiles: dict[str, Parts] = {}
+        self._tiles: dict[str, Parts] = {} if tiles is None else tiles
 
     def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
         """Rows of the sample, or of the weight itself if it is small."""
@@ -113,7 +119,7 @@ class SampledWeights(WeightTable):
     def _tile(self, symbol: str, weight: Weight) -> Parts:
         source = weight.source
         assert isinstance(source, Stored)
-        key = self._real.known_digest(symbol) or repr(source)
+        key = f"{self._real.known_digest(symbol) or source!r} {weight.shape} {weight.encoding}"
         if key not in self._tiles:
             seed = hashlib.sha256(key.encode()).digest()
             rng = np.random.default_rng(np.frombuffer(seed, np.uint32))
@@ -134,7 +140,9 @@ class SampledWeights(WeightTable):
             else:
                 parts[part.component] = _codes(rng, component)
         with np.errstate(all="ignore"):
-            size = float(np.sqrt(np.mean(np.square(weight.encoding.dequantize(parts), dtype=float))))
+            size = float(
+                np.sqrt(np.mean(np.square(weight.encoding.dequantize(parts), dtype=float)))
+            )
         factor = weight.shape[-1] ** -0.5 / size if np.isfinite(size) and size > 0 else 1.0
         scaled = [c for c in parts if is_scale(c, components[c]) and components[c].rows][:1]
         for name in scaled or [c for c in parts if components[c].rows]:
@@ -166,7 +174,7 @@ def _scaled(array: Array, component: Component, factor: Array | float) -> Array:
     """Floats times a factor, within what their type holds; integers as they are."""
     if not component.dtype.is_float:
         return array
-    info = ml_dtypes.finfo(component.dtype.numpy)
+    info = ml_dtypes.finfo(component.dtype.numpy)  # type: ignore[no-untyped-call]
     wide = array.astype(np.float64) * factor
     least = float(info.smallest_subnormal) if np.all(wide >= 0) else -float(info.max)
     return np.clip(wide, least, float(info.max)).astype(component.dtype.numpy)
