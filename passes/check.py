@@ -39,6 +39,16 @@ class CheckPasses(Instrument):
         self._before: Module | None = None
         self._comparer = Comparer(range(runs))
 
+    def unchecked(self) -> list[str]:
+        """What could not be compared, one line for each pass and reason."""
+        lines = []
+        for label, outputs in self.skipped.items():
+            for reason in dict.fromkeys(outputs.values()):
+                names = [name for name, why in outputs.items() if why == reason]
+                what = ", ".join(filter(None, names)) or "the module"
+                lines.append(f"check {label}: not compared: {what}: {reason}")
+        return lines
+
     def before(self, item: Pass[Any], index: int, module: Module) -> None:
         """Keep a copy."""
         start = time.perf_counter()

@@ -75,6 +75,10 @@ class PassManager:
     def __str__(self) -> str:
         return ",".join(map(str, self.passes))
 
+    def unchecked(self) -> list[str]:
+        """Outputs that `check` could not compare, and why, one line for each pass and reason."""
+        return self.checker.unchecked() if self.checker else []
+
     def run(self, module: Module, ctx: PassContext | None = None) -> Module:
         """Run all passes in place and return the module.
 

@@ -39,13 +39,13 @@ from edgecc.ir_source import (
 from edgecc.manifest import describe
 from edgecc.passes.base import Pass, PassContext, Remark
 from edgecc.passes.bind_shared_weights import BindSharedWeights
-from edgecc.passes.check import OnMismatch
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
+from edgecc.reproduction import KeepReproducer, Runner
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -69,6 +69,7 @@ class CompileReport:
         pipeline: The passes, as text.
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
+        unchecked: Outputs that `check` could not compare, and why, one line each.
     """
 
     bundle: Bundle | None
@@ -79,6 +80,7 @@ class CompileReport:
     pipeline: str
     weight_bytes: int
     checks: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,7 +122,6 @@ def compile(
     progress: Progress | None = None,
     instruments: Sequence[Instrument] = (),
     check: int = 0,
-    on_mismatch: OnMismatch | None = None,
     **options: Any,
 ) -> CompileReport:
     """Compile a target, alone or with its draft, into a bundle directory.
@@ -137,8 +138,8 @@ def compile(
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
-        check: Compare values before and after each pass on so many sets of random inputs.
-        on_mismatch: See `edgecc.passes.check`.
+        check: Compare values before and after each pass on so many sets of random inputs. What
+            reproduces a mismatch is written to `dump_ir`, else to the working directory.
         **options: Fields of `CompileOptions`.
 
     Returns:
@@ -175,7 +176,7 @@ def compile(
             instruments=instruments,
             observer=lambda name, i, n: report(f"pass {name}", i, n),
             check=check,
-            on_mismatch=on_mismatch,
+            on_mismatch=KeepReproducer(Runner(get_device(chosen.device), check), dump or Path()),
         )
         lowered = _lower_ir(module, manager, chosen, report)
         try:
@@ -215,6 +216,7 @@ def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> Comp
         pipeline=str(lowered.manager),
         weight_bytes=weight_bytes,
         checks=tuple(lowered.checks),
+        unchecked=tuple(lowered.manager.unchecked()),
     )
 
 

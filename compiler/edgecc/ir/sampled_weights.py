@@ -15,10 +15,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from edgecc.ir.encodings import Array, Component
+from edgecc.ir.random_weights import random_parts
 from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, WeightTable
 
 SAMPLE_BYTES = 32 << 10
@@ -127,54 +126,17 @@ class SampledWeights(WeightTable):
         return self._tiles[key]
 
     def _sample(self, rng: np.random.Generator, weight: Weight, source: Stored) -> Parts:
-        """Random rows whose values are of the size that keeps activations as large as they are."""
-        components = weight.encoding.components((_period(weight), *weight.shape[1:]))
+        """Random rows, with the real components that have none."""
+        shape = (_period(weight), *weight.shape[1:])
+        components = weight.encoding.components(shape)
         reader = self.readers[source.checkpoint]
-        parts: Parts = {}
-        for part in source.parts:
-            component = components[part.component]
-            if not component.rows:
-                parts[part.component] = reader.read(part.key).reshape(component.shape)
-            elif is_scale(part.component, component):
-                parts[part.component] = np.ones(component.shape, component.dtype.numpy)
-            else:
-                parts[part.component] = _codes(rng, component)
-        with np.errstate(all="ignore"):
-            size = float(
-                np.sqrt(np.mean(np.square(weight.encoding.dequantize(parts), dtype=float)))
-            )
-        factor = weight.shape[-1] ** -0.5 / size if np.isfinite(size) and size > 0 else 1.0
-        scaled = [c for c in parts if is_scale(c, components[c]) and components[c].rows][:1]
-        for name in scaled or [c for c in parts if components[c].rows]:
-            spread = rng.uniform(0.5, 1.5, parts[name].shape) if scaled else 1.0
-            parts[name] = _scaled(parts[name], components[name], factor * spread)
-        return parts
-
-
-def is_scale(name: str, component: Component) -> bool:
-    """Whether a component multiplies others, by the names that encodings give them."""
-    return "scale" in name and component.dtype.is_float
+        real = {
+            part.component: reader.read(part.key).reshape(components[part.component].shape)
+            for part in source.parts
+            if not components[part.component].rows
+        }
+        return random_parts(rng, shape, weight.encoding, real)
 
 
 def _period(weight: Weight) -> int:
     return min(TILE_ROWS, weight.shape[0])
-
-
-def _codes(rng: np.random.Generator, component: Component) -> Array:
-    """Standard normal floats, or all codes an integer type has."""
-    dtype = component.dtype
-    if dtype.is_float:
-        return rng.standard_normal(component.shape).astype(dtype.numpy)
-    low = 0 if dtype.value.startswith(("u", "b")) else -(1 << (dtype.bits - 1))
-    high = 2 if dtype.value == "bool" else low + (1 << dtype.bits)
-    return rng.integers(low, high, component.shape).astype(dtype.numpy)
-
-
-def _scaled(array: Array, component: Component, factor: Array | float) -> Array:
-    """Floats times a factor, within what their type holds; integers as they are."""
-    if not component.dtype.is_float:
-        return array
-    info = ml_dtypes.finfo(component.dtype.numpy)  # type: ignore[no-untyped-call]
-    wide = array.astype(np.float64) * factor
-    least = float(info.smallest_subnormal) if np.all(wide >= 0) else -float(info.max)
-    return np.clip(wide, least, float(info.max)).astype(component.dtype.numpy)
