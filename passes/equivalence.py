@@ -134,7 +134,7 @@ class Comparer:
         for seed in self.seeds:
             inputs[seed] = known.inputs[seed] if known else random_inputs(old, seed)
             chosen = {graph: a for graph, a in inputs[seed].items() if wanted.get(graph)}
-            expected = known.values[seed] if known else evaluate(old, chosen, np.float64)
+            expected = known.values[seed] if known else _values(old, chosen)
             found = _outcome(new, chosen, seed)
             if isinstance(found, Difference):
                 return Comparison(found, (), skipped)
@@ -285,12 +285,17 @@ def _pruned(module: Module, wanted: Mapping[str, list[str]]) -> Module:
     return made
 
 
+def _values(module: Module, inputs: Inputs) -> dict[str, Array]:
+    with np.errstate(all="ignore"):  # infinities and NaNs are compared like other values
+        return evaluate(module, inputs, np.float64)
+
+
 def _outcome(module: Module, inputs: Inputs, seed: int) -> dict[str, Array] | Difference:
     """Values, or why there are none: what could be evaluated before must stay so."""
     found: dict[str, Array] = {}
     for graph, arrays in inputs.items():
         try:
-            found.update(evaluate(module, {graph: arrays}, np.float64))
+            found.update(_values(module, {graph: arrays}))
         except EdgeccError as error:
             if isinstance(error, InternalError):
                 raise

@@ -94,9 +94,9 @@ class PassManager:
         for index, item in enumerate(self.passes):
             if self.observer:
                 self.observer(item.name, index, len(self.passes))
-            self._require(module, item, item.requires, "requires")
             for instrument in self.instruments:
                 instrument.before(item, index, module)
+            self._require(module, item, item.requires, "requires")
             try:
                 changed, seconds, peak = self._timed(module, item, ctx)
             except EdgeccError as error:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from edgecc.ir.encodings import Array, Component, Encoding, IntShape
+from edgecc.ir.types import DType
 from edgecc.ir.weights import Parts
 
 
@@ -56,7 +57,8 @@ def _codes(rng: np.random.Generator, name: str, component: Component) -> Array:
     if is_scale(name, component):
         return np.ones(component.shape, dtype.numpy)
     if dtype.is_float:
-        return rng.standard_normal(component.shape).astype(dtype.numpy)
+        values = rng.standard_normal(component.shape)
+        return (np.abs(values) if dtype is DType.F8E8M0 else values).astype(dtype.numpy)
     low = 0 if dtype.value.startswith(("u", "b")) else -(1 << (dtype.bits - 1))
     high = 2 if dtype.value == "bool" else low + (1 << dtype.bits)
     return rng.integers(low, high, component.shape).astype(dtype.numpy)

@@ -95,6 +95,8 @@ class SampledWeights(WeightTable):
         """How the rows of a weight repeat; None where that is not known and it is large."""
         weight = self[symbol]
         source = weight.source
+        if weight.shape[:1] == (0,):
+            return []
         if self._is_sampled(weight):
             return [Segment(0, weight.shape[0], _period(weight))]
         if isinstance(source, Derived) and source.recipe in ROWWISE:
@@ -102,7 +104,7 @@ class SampledWeights(WeightTable):
         if isinstance(source, Derived) and source.recipe == "concat_rows":
             return self._stacked(source.inputs)
         if weight.shape and weight.nbytes <= self._limit:
-            return [Segment(0, weight.shape[0], max(weight.shape[0], 1))]
+            return [Segment(0, weight.shape[0], weight.shape[0])]
         return None
 
     def _stacked(self, symbols: Sequence[str]) -> Sequence[Segment] | None:
