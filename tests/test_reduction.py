@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ def test_any_module_shrinks_to_nothing(module: Module) -> None:
 
 
 def test_what_cannot_shrink_stays() -> None:
-    module = pair(OWN)
+    module = pair(OWN, draft=False)
     assert reduce(module, lambda m: False) is module
 
 
@@ -117,28 +118,16 @@ def test_a_budget_ends_it() -> None:
     assert len(tried) == 7
 
 
-PLANTED = {
-    "swap": (planted.SwapGate, 1, "check/mismatch", "swiglu", 1),
-    "mask": (planted.ForgetCausal, 4, "check/mismatch", "attention", 1),
-    "crash": (planted.CrashOnAdd, 0, "pass/crash", "add", 2),
-    "use": (planted.LoseUse, 0, "ir/lost-use", "rms_norm", 1),
-}
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_bugs_in_a_lifted_pair_shrink_to_a_handful_of_nodes(
-    lifted: Module, name: str
-) -> None:
-    bug, check, id, op, most = PLANTED[name]
-    passes: list[Pass[object]] = [
+def shrinks(module: Module, bug: type[Pass[Any]], check: int, id: str, op: str, most: int) -> None:
+    passes: list[Pass[Any]] = [
         *parse_pipeline("bind-shared-weights,drop-outputs,dce"),
         bug(),
         *parse_pipeline("fuse-qkv,dce"),
     ]
-    text = print_module(lifted)
+    text = print_module(module)
     runner = Runner(check=check)
-    found = reproduce(lifted, passes, runner)
-    assert print_module(lifted) == text
+    found = reproduce(module, passes, runner)
+    assert print_module(module) == text
     assert found is not None
     assert found.failure.id == id
     assert found.failure.pass_name == bug.name
@@ -148,6 +137,23 @@ def test_planted_bugs_in_a_lifted_pair_shrink_to_a_handful_of_nodes(
     assert len(print_module(found.module)) < 2000
     again = parse_module(print_module(found.module))
     assert runner.failure(again, found.passes) == found.failure
+
+
+def test_wrong_values_in_a_lifted_pair_shrink_to_the_op_that_is_wrong(lifted: Module) -> None:
+    shrinks(lifted, planted.SwapGate, 1, "check/mismatch", "swiglu", 1)
+
+
+def test_a_crash_in_a_lifted_pair_shrinks_to_what_crashes(lifted: Module) -> None:
+    shrinks(lifted, planted.CrashOnAdd, 0, "pass/crash", "add", 2)
+
+
+def test_a_broken_module_shrinks_to_what_breaks_it(lifted: Module) -> None:
+    shrinks(lifted, planted.LoseUse, 0, "ir/lost-use", "rms_norm", 1)
+
+
+def test_a_lost_mask_shrinks_to_attention() -> None:
+    module = pair(PairOptions(layers=2, draft_head="own"))
+    shrinks(module, planted.ForgetCausal, 4, "check/mismatch", "attention", 1)
 
 
 def test_passes_that_are_needed_together_stay_together() -> None:

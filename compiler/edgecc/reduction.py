@@ -64,6 +64,7 @@ class _Reducer:
             self.graphs()
             self.each_graph(edits.without_outputs, lambda m, g: len(m.graphs[g].outputs))
             self.each_graph(edits.without_nodes, lambda m, g: len(m.graphs[g].nodes))
+            self.unused_weights()
             self.earlier_outputs()
             self.bypasses()
             self.each_graph(edits.without_inputs, lambda m, g: len(m.graphs[g].inputs))
