@@ -138,7 +138,7 @@ def reproduce(
         return None
     failure, index, before = found
     kept = tuple(passes[: index + 1])
-    if kept and runner.failure(before, kept[-1:]) == failure:
+    if len(kept) > 1 and runner.failure(before, kept[-1:]) == failure:
         module, kept = before, kept[-1:]
     for item in kept[:-1]:
         shorter = tuple(p for p in kept if p is not item)
