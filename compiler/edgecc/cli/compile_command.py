@@ -11,6 +11,7 @@ import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
+from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.compile_options import QUANTIZATION_CHOICES
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
@@ -126,12 +127,16 @@ VLLM_KEYS = (
 @click.option("--pass-pipeline", metavar="PIPELINE", help="Passes instead of the default ones.")
 @click.option("--dump-pass-pipeline", is_flag=True, help="Show the passes that ran, as text.")
 @print_ir_options
+@check_option
 @click.option("--timing-json", metavar="FILE", help="Write seconds and sizes per pass.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
 def command(console: Console, **flags: Any) -> int:
-    """Compile TARGET, alone or with --draft, to a bundle directory."""
+    """Compile TARGET, alone or with --draft, to a bundle directory.
+
+    TARGET is the folder of a checkpoint, or a file of IR text (.eir) that names its checkpoints.
+    """
     import edgecc
 
     target, draft, steps, draft_quantization = _models(flags)
@@ -147,6 +152,7 @@ def command(console: Console, **flags: Any) -> int:
         strict=flags["strict"],
         progress=console.progress(),
         instruments=print_ir(console, flags),
+        check=flags["check"],
         device=(flags["device"] or ("cpu",))[0],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
@@ -168,6 +174,8 @@ def command(console: Console, **flags: Any) -> int:
         console.info(f"  checked {check}")
     for remark in report.remarks:
         console.detail(f"  {remark}")
+    for line in report.unchecked:
+        console.detail(f"  {line}")
     if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
         timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -145,12 +145,12 @@ class WeightTable(Mapping[str, Weight]):
         return len(self._weights)
 
     def copy(self) -> WeightTable:
-        """A table with the same entries and readers; entries are immutable and shared."""
+        """A table with the same entries and readers; what is learned about bytes is shared."""
         table = WeightTable()
         table._weights = dict(self._weights)
         table.readers = dict(self.readers)
-        table._digests = dict(self._digests)
-        table._maxima = dict(self._maxima)
+        table._digests = self._digests  # by entry, so that they hold for both
+        table._maxima = self._maxima
         return table
 
     def add(self, symbol: str, weight: Weight) -> str:
@@ -270,7 +270,10 @@ class WeightTable(Mapping[str, Weight]):
     def row_blocks(
         self, symbol: str, block_bytes: int = BLOCK_BYTES
     ) -> Iterator[tuple[int, int, Parts]]:
-        """Blocks `(start, stop, parts)` that together are the whole weight, in row order."""
+        """Blocks `(start, stop, parts)` that together are the whole weight, in row order.
+
+        Where a block has fewer rows than `stop - start`, they repeat: `edgecc.ir.sampled_weights`.
+        """
         weight = self._weights[self.resolve(symbol)]
         if not weight.shape:
             yield 0, 0, self.read(symbol)

@@ -38,7 +38,7 @@ def product(x: Array, weight: WeightView) -> Array:
     out = np.empty((rows.shape[0], weight.weight.shape[0]), dtype=x.dtype)
     for start, stop, block in weight.blocks():
         for i, row in enumerate(rows):
-            out[i, start:stop] = block @ row
+            out[i, start:stop] = np.resize(block @ row, stop - start)
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
