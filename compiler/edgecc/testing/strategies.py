@@ -1,0 +1,92 @@
+"""The strategies users draw from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hypothesis import strategies as st
+
+from edgecc.ir.core import Module
+from edgecc.ir.ops import OPS, get_op
+from edgecc.ir.types import Shape, TensorType, sym
+from edgecc.testing.emit import Emitter
+from edgecc.testing.encodings import encodings_of
+from edgecc.testing.expressions import Expr, Wanted, floats, indices
+from edgecc.testing.families import RULES
+from edgecc.testing.rules import WIDTHS, Budget, expressions
+from edgecc.testing.weights import add_weight, weights
+
+_ROWS: tuple[Shape, ...] = (
+    (sym("t"),),
+    (sym("b"), sym("t")),
+    (sym("b"), sym("s")),
+    (sym("b"), 3),
+    (sym("b"), 1),
+    (1,),
+    (),
+    (0,),
+)
+"""Leading axes of outputs, simplest first."""
+
+RESULTS: tuple[Wanted, ...] = (
+    *(floats(*rows, width) for rows in _ROWS for width in WIDTHS),
+    *(indices(below, *rows) for rows in _ROWS for below in (2, 5, 11)),
+    *(floats(sym("b"), heads, 5, 2) for heads in (1, 2)),
+)
+"""What outputs of random graphs are: rows of features, indices, caches."""
+
+
+def encodings(*shape: int) -> st.SearchStrategy[object]:
+    """Encodings that can hold a weight of this shape, dense f32 simplest."""
+    return st.sampled_from(encodings_of(shape))
+
+
+@st.composite
+def modules(
+    draw: st.DrawFn,
+    *,
+    ops: Collection[str] | None = None,
+    results: Sequence[TensorType] | None = None,
+    graphs: int = 2,
+    outputs: int = 3,
+    depth: int = 3,
+    dead: bool = False,
+    unbound: bool = False,
+) -> Module:
+    """Well-typed modules over all ops and encodings, with inline weights that graphs share.
+
+    Graphs have inputs of awkward sizes (none, one, no multiple of any block), call other graphs,
+    and return updated caches in place of the old ones. They shrink to few ops.
+
+    Args:
+        draw: Given by Hypothesis.
+        ops: The only ops that may occur; all by default.
+        results: Types the outputs of graphs are taken from, f32 ones only.
+        graphs: Most graphs the runtime starts; those they call come on top.
+        outputs: Most outputs of a graph, updated caches not counted.
+        depth: Most rules on a path; a rule places one op, or a few that belong together.
+        dead: Whether there may be nodes and weights that no output needs.
+        unbound: Whether there may be unbound weights; such modules cannot be evaluated.
+
+    Raises:
+        UnsupportedError: There is no such op.
+    """
+    allowed = frozenset(OPS if ops is None else (get_op(op).name for op in ops))
+    budget = Budget(RULES, allowed, unbound)
+    wanted = RESULTS if results is None else [floats(*type.shape) for type in results]
+    root = st.sampled_from(wanted).flatmap(lambda w: expressions(budget, w, depth))
+    kept = st.lists(st.booleans(), min_size=outputs, max_size=outputs)
+    drawn = st.tuples(st.lists(root, min_size=1, max_size=outputs), kept)
+    module, callees = Module("random"), dict[tuple[Expr, ...], str]()
+    for index, (trees, keep) in enumerate(draw(st.lists(drawn, min_size=1, max_size=graphs))):
+        emit = Emitter(module, f"g{index}", callees)
+        for number, tree in enumerate(trees):
+            if keep[number] or not dead:
+                emit.output(tree, f"y{number}")
+            else:
+                emit(tree)
+        emit.return_caches()
+    if dead and draw(st.booleans()):
+        module.weights.derive("unread", "concat_rows", (add_weight(module, draw(weights(2, 2))),))
+    return module
+
