@@ -7,22 +7,20 @@ deeper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
+from edgecc.ir.encodings import Encoding, IntShape
 from edgecc.ir.ops import Attributes
 from edgecc.ir.types import DType
 from edgecc.testing.expressions import Apply, Expr, Wanted, input_of
-from edgecc.testing.weights import WeightTree, weights
+from edgecc.testing.weights import WeightTree, weight_trees
 
 T = TypeVar("T")
-
-WIDTHS = (2, 4, 8, 3, 1, 0)
-"""Sizes of last axes: those blocks divide, then those that some or all of them do not."""
-
 
 class Grower:
     """What a rule draws with.
@@ -40,11 +38,15 @@ class Grower:
 
     def __call__(self, wanted: Wanted) -> Expr:
         """An operand."""
-        return self._draw(expressions(self._budget, wanted, self._depth - 1))
+        return self._draw(self._budget.expressions(wanted, self._depth - 1))
 
     def pick(self, *values: T) -> T:
         """One of some values, simplest first."""
-        return self._draw(st.sampled_from(values))
+        return self._draw(_sampled(values, tuple(map(type, values))))
+
+    def width(self) -> int:
+        """A size of a last axis."""
+        return self.pick(*self._budget.widths)
 
     def number(self, low: int, high: int) -> int:
         """An integer, `low` simplest."""
@@ -52,12 +54,12 @@ class Grower:
 
     def cuts(self, size: int) -> list[int]:
         """Sizes of up to three pieces of an axis; some may be empty."""
-        edges = sorted(self._draw(st.lists(st.integers(0, size), max_size=2)))
+        edges = sorted(self._draw(_edges(size)))
         return [b - a for a, b in zip([0, *edges], [*edges, size], strict=True)]
 
     def weight(self, *shape: int) -> WeightTree:
         """A weight of any kind."""
-        return self._draw(weights(*shape, unbound=self._budget.unbound))
+        return self._draw(self._budget.weights(shape))
 
 
 Grow: TypeAlias = Callable[[Grower, Wanted], Expr]
@@ -81,40 +83,81 @@ class Rule:
     uses: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class Budget:
-    """What may be drawn.
+    """What may be drawn, and the strategies made for it so far: making them takes longer than use.
 
-    Attributes:
+    Args:
         rules: The rules.
         ops: The only ops that may occur; rules that use others are left out.
+        widths: Sizes of last axes that ops choose, simplest first.
+        encodings: Of weights; Dense f32 where none of them fits.
         unbound: Whether there may be unbound weights.
     """
 
-    rules: tuple[Rule, ...]
-    ops: frozenset[str]
-    unbound: bool = False
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        ops: Set[str],
+        widths: Sequence[int],
+        encodings: Sequence[Encoding],
+        *,
+        unbound: bool,
+    ) -> None:
+        self.rules = [r for r in rules if ops >= {r.op, *r.uses}]
+        self.widths = widths
+        self._encodings = tuple(encodings)
+        self._unbound = unbound
+        self._weights: dict[IntShape, st.SearchStrategy[WeightTree]] = {}
+        self._expressions: dict[tuple[Wanted, int, bool], st.SearchStrategy[Expr]] = {}
 
-    def options(self, wanted: Wanted) -> list[Rule]:
-        """The rules for a wanted tensor."""
-        return [r for r in self.rules if self.ops >= {r.op, *r.uses} and r.fits(wanted)]
+    def weights(self, shape: IntShape) -> st.SearchStrategy[WeightTree]:
+        """Weights of a shape."""
+        if shape not in self._weights:
+            self._weights[shape] = weight_trees(shape, self._encodings, unbound=self._unbound)
+        return self._weights[shape]
 
+    def expressions(
+        self, wanted: Wanted, depth: int, *, root: bool = False
+    ) -> st.SearchStrategy[Expr]:
+        """Expressions that give a wanted tensor, with at most `depth` rules on a path.
 
-def expressions(budget: Budget, wanted: Wanted, depth: int) -> st.SearchStrategy[Expr]:
-    """Expressions that give a wanted tensor, with at most `depth` levels of rules."""
-    return _expressions(budget, wanted, depth)
+        Below the root, inputs are as likely as half of the rules together: that keeps trees small.
+        """
+        key = wanted, depth, root
+        if key not in self._expressions:
+            options: list[Rule | None] = [r for r in self.rules if depth > 0 and r.fits(wanted)]
+            inputs = 1 if root else 1 + len(options) // 2
+            choice = st.sampled_from([None] * inputs + options)
+            self._expressions[key] = _grown(self, choice, wanted, depth)
+        return self._expressions[key]
 
 
 @st.composite
-def _expressions(draw: st.DrawFn, budget: Budget, wanted: Wanted, depth: int) -> Expr:
-    options: list[Rule | None] = []
-    if depth > 0:
-        options += budget.options(wanted)
-    # A third of inputs keeps trees small, and makes equal subtrees likely.
-    chosen = draw(st.sampled_from([None] * (1 + len(options) // 2) + options))
-    if chosen is None:
-        return input_of(wanted, draw(st.integers(0, 1)))
-    return chosen.grow(Grower(draw, budget, depth), wanted)
+def _grown(
+    draw: st.DrawFn,
+    budget: Budget,
+    choice: st.SearchStrategy[Rule | None],
+    wanted: Wanted,
+    depth: int,
+) -> Expr:
+    rule = draw(choice)
+    if rule is None:
+        return input_of(wanted, draw(_NUMBERS))
+    return rule.grow(Grower(draw, budget, depth), wanted)
+
+
+_NUMBERS = st.integers(0, 1)
+
+
+@functools.cache
+def _edges(size: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, size), max_size=2)
+
+
+@functools.cache
+def _sampled(values: tuple[T, ...], types: tuple[type, ...]) -> st.SearchStrategy[T]:
+    """Types are part of the key: True is equal to 1."""
+    return st.sampled_from(values)
 
 
 def is_float(wanted: Wanted) -> bool:

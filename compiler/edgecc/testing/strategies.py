@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
 from edgecc.ir.core import Module
+from edgecc.ir.encodings import Dense, Encoding
 from edgecc.ir.ops import OPS, get_op
-from edgecc.ir.types import Shape, TensorType, sym
+from edgecc.ir.types import DType, Shape, TensorType, sym
 from edgecc.testing.emit import Emitter
-from edgecc.testing.encodings import encodings_of
+from edgecc.testing.encodings import ENCODINGS, encodings_of
 from edgecc.testing.expressions import Expr, Wanted, floats, indices
 from edgecc.testing.families import RULES
-from edgecc.testing.rules import WIDTHS, Budget, expressions
+from edgecc.testing.rules import Budget
 from edgecc.testing.weights import add_weight, weights
 
 _ROWS: tuple[Shape, ...] = (
@@ -28,15 +30,18 @@ _ROWS: tuple[Shape, ...] = (
 )
 """Leading axes of outputs, simplest first."""
 
-RESULTS: tuple[Wanted, ...] = (
-    *(floats(*rows, width) for rows in _ROWS for width in WIDTHS),
-    *(indices(below, *rows) for rows in _ROWS for below in (2, 5, 11)),
-    *(floats(sym("b"), heads, 5, 2) for heads in (1, 2)),
+WIDTHS = ((4, 2), (8, 4), (3, 2), (1, 4), (0, 4))
+"""Widths that occur in one module: few, so that they meet. Blocks divide some of them."""
+
+ENCODINGS_USED = (
+    (Dense(DType.F32), Dense(DType.BF16)),
+    *((Dense(DType.F32), *listed) for listed in ENCODINGS.values()),
+    tuple(e for listed in ENCODINGS.values() for e in listed),
 )
-"""What outputs of random graphs are: rows of features, indices, caches."""
+"""Encodings that occur in one module: plain ones, those of one class, or all."""
 
 
-def encodings(*shape: int) -> st.SearchStrategy[object]:
+def encodings(*shape: int) -> st.SearchStrategy[Encoding]:
     """Encodings that can hold a weight of this shape, dense f32 simplest."""
     return st.sampled_from(encodings_of(shape))
 
@@ -72,9 +77,9 @@ def modules(
         UnsupportedError: There is no such op.
     """
     allowed = frozenset(OPS if ops is None else (get_op(op).name for op in ops))
-    budget = Budget(RULES, allowed, unbound)
-    wanted = RESULTS if results is None else [floats(*type.shape) for type in results]
-    root = st.sampled_from(wanted).flatmap(lambda w: expressions(budget, w, depth))
+    budget = _budget(allowed, *draw(_PALETTES), unbound)
+    wanted = [floats(*type.shape) for type in results or ()] or _results(budget.widths)
+    root = st.sampled_from(wanted).flatmap(lambda w: budget.expressions(w, depth, root=True))
     kept = st.lists(st.booleans(), min_size=outputs, max_size=outputs)
     drawn = st.tuples(st.lists(root, min_size=1, max_size=outputs), kept)
     module, callees = Module("random"), dict[tuple[Expr, ...], str]()
@@ -90,3 +95,21 @@ def modules(
         module.weights.derive("unread", "concat_rows", (add_weight(module, draw(weights(2, 2))),))
     return module
 
+
+_PALETTES = st.tuples(st.sampled_from(WIDTHS), st.sampled_from(ENCODINGS_USED))
+
+
+@functools.cache
+def _budget(
+    ops: frozenset[str], widths: tuple[int, ...], encodings: tuple[Encoding, ...], unbound: bool
+) -> Budget:
+    return Budget(RULES, ops, widths, encodings, unbound=unbound)
+
+
+def _results(widths: Sequence[int]) -> list[Wanted]:
+    """What outputs are, unless the caller says: rows of features, indices, caches."""
+    return [
+        *(floats(*rows, width) for rows in _ROWS for width in widths),
+        *(indices(below, *rows) for rows in _ROWS[:4] for below in (5, 11)),
+        *(floats(sym("b"), heads, 5, 2) for heads in (1, 2)),
+    ]

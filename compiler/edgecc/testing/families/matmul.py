@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgecc.testing.expressions import Expr, Wanted, floats, indices
-from edgecc.testing.rules import WIDTHS, Grower, Rule, apply, is_float
+from edgecc.testing.rules import Grower, Rule, apply, is_float
 
 
 def _is_rows(wanted: Wanted) -> bool:
@@ -15,7 +15,7 @@ def _width(wanted: Wanted) -> int:
 
 
 def _linear(grow: Grower, wanted: Wanted) -> Expr:
-    columns = grow.pick(*WIDTHS)
+    columns = grow.width()
     x = grow(wanted.with_axis(wanted.rank - 1, columns))
     return _layer(grow, x, columns, _width(wanted), bias=grow.pick(False, True))
 
@@ -27,7 +27,7 @@ def _layer(grow: Grower, x: Expr, columns: int, rows: int, *, bias: bool) -> Exp
 
 def _gated(grow: Grower, wanted: Wanted) -> Expr:
     """Two layers of one input, which `fuse-gate-up` looks for."""
-    columns = grow.pick(*WIDTHS)
+    columns = grow.width()
     x = grow(wanted.with_axis(wanted.rank - 1, columns))
     gate, up = (_layer(grow, x, columns, _width(wanted), bias=False) for _ in range(2))
     return apply("swiglu", gate, up)
