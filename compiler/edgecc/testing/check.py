@@ -88,9 +88,9 @@ def _check(
     _require_properties(module, made.ensures, f"{made.name} ensures")
     before.require_same_interface(module)
     before.require_same_values(module, tolerance)
+    before.require_origins(module)
     before.require_true_answer(module, changed)
     before.require_same_sharing(module)
-    before.require_origins(module)
     _require_round_trip(module)
     before.require_same_on_copy(made, module, PassContext(ctx.device))
     if made.idempotent:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from edgecc.ir.core import Module
 from edgecc.ir.recipes import RECIPES
-from edgecc.ir.weights import Alias, Derived, Unbound, WeightTable
+from edgecc.ir.weights import Derived, Unbound, WeightTable
 
 
 class Sharing:
@@ -55,14 +55,13 @@ def _reachable(module: Module) -> set[str]:
 
 
 def _content(table: WeightTable, symbol: str) -> str:
-    """The same for weights that are equal by their bytes, or by how they are made."""
-    weight = table[symbol]
-    if isinstance(weight.source, Alias):
-        return _content(table, weight.source.symbol)
-    if isinstance(weight.source, Derived):
-        inputs = ", ".join(_content(table, i) for i in weight.source.inputs)
-        return f"{weight.source.recipe}({inputs}; {weight.source.params})"
-    if isinstance(weight.source, Unbound):
+    """The same for weights that are equal by their bytes, or made from the same ones the same way."""
+    symbol = table.resolve(symbol)
+    source = table[symbol].source
+    if isinstance(source, Derived):
+        inputs = ", ".join(map(table.resolve, source.inputs))
+        return f"{source.recipe}({inputs}; {source.params})"
+    if isinstance(source, Unbound):
         return f"unbound {symbol}"
     return table.digest(symbol)
 

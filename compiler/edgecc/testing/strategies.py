@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Dense, Encoding
-from edgecc.ir.ops import OPS, get_op
+from edgecc.ir.ops import (
+    OPS,
+    attention,
+    elementwise,
+    get_op,
+    matmul,
+    norm,
+    sampling,
+    shape,
+)
 from edgecc.ir.types import DType, Shape, TensorType, sym
 from edgecc.testing.emit import Emitter
 from edgecc.testing.encodings import ENCODINGS, encodings_of
@@ -41,9 +50,21 @@ ENCODINGS_USED = (
 """Encodings that occur in one module: plain ones, those of one class, or all."""
 
 
-def encodings(*shape: int) -> st.SearchStrategy[Encoding]:
+def encodings(*dims: int) -> st.SearchStrategy[Encoding]:
     """Encodings that can hold a weight of this shape, dense f32 simplest."""
-    return st.sampled_from(encodings_of(shape))
+    return st.sampled_from(encodings_of(dims))
+
+
+THEMES: tuple[frozenset[str], ...] = tuple(
+    frozenset(op.name for family in families for op in family.OPS)
+    for families in (
+        (elementwise, norm, matmul),
+        (attention, matmul, shape),
+        (shape, elementwise),
+        (sampling, matmul, shape),
+    )
+)
+"""Ops that occur in one module, unless all do: those that belong together meet more often."""
 
 
 @st.composite
@@ -77,7 +98,8 @@ def modules(
         UnsupportedError: There is no such op.
     """
     allowed = frozenset(OPS if ops is None else (get_op(op).name for op in ops))
-    budget = _budget(allowed, *draw(_PALETTES), unbound)
+    theme, widths, listed = draw(_PALETTES)
+    budget = _budget(allowed & (theme or allowed), widths, listed, unbound)
     wanted = [floats(*type.shape) for type in results or ()] or _results(budget.widths)
     root = st.sampled_from(wanted).flatmap(lambda w: budget.expressions(w, depth, root=True))
     kept = st.lists(st.booleans(), min_size=outputs, max_size=outputs)
@@ -96,7 +118,9 @@ def modules(
     return module
 
 
-_PALETTES = st.tuples(st.sampled_from(WIDTHS), st.sampled_from(ENCODINGS_USED))
+_PALETTES = st.tuples(
+    st.sampled_from((None, *THEMES)), st.sampled_from(WIDTHS), st.sampled_from(ENCODINGS_USED)
+)
 
 
 @functools.cache
