@@ -18,7 +18,7 @@ NAME = "drop-identity-slice"
 IR = """\
 edgecc.module v1 "m"
 
-graph main(
+graph @main(
   %x: f32[4, 8] activation
 ) {
   %all = slice(%x) {axis = 1, start = 0, stop = 8} : f32[4, 8]
