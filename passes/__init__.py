@@ -10,10 +10,14 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgecc.errors import UsageError, did_you_mean
-from edgecc.passes.base import Pass, PassContext, Remark
+from edgecc.passes.base import NoOptions, Pass, PassContext, Remark
+
+if TYPE_CHECKING:
+    from edgecc.passes.manager import PassManager
+    from edgecc.passes.pipeline import parse_pipeline, print_pipeline
 
 PASSES: Mapping[str, str] = {
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
@@ -67,4 +71,30 @@ def get_pass(name: str) -> type[Pass[Any]]:
     return found
 
 
-__all__ = ["ENTRY_POINTS", "PASSES", "Pass", "PassContext", "Remark", "get_pass", "registered"]
+_LAZY = {
+    "PassManager": "edgecc.passes.manager",
+    "parse_pipeline": "edgecc.passes.pipeline",
+    "print_pipeline": "edgecc.passes.pipeline",
+}
+"""Names whose modules import this one."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'edgecc.passes' has no attribute {name!r}")
+
+
+__all__ = [
+    "ENTRY_POINTS",
+    "PASSES",
+    "NoOptions",
+    "Pass",
+    "PassContext",
+    "PassManager",
+    "Remark",
+    "get_pass",
+    "parse_pipeline",
+    "print_pipeline",
+    "registered",
+]

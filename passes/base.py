@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from edgecc.devices import Device, get_device
-from edgecc.ir.core import Graph, Module, Node
+from edgecc.ir.core import Module, site
+
+__all__ = ["NoOptions", "Pass", "PassContext", "Remark", "site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,6 @@ class PassContext:
             UnsupportedError: The option names no device.
         """
         return get_device(option) if option else self.device
-
-
-def site(graph: Graph, node: Node) -> str:
-    """Where a node is: its graph, and the checkpoint module that it comes from, if known."""
-    origin = node.location.origin
-    return f"@{graph.name}, " + (f"{node.op.name} of {origin}" if origin else repr(node))
 
 
 class Pass(ABC, Generic[O_co]):

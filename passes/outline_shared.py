@@ -119,9 +119,11 @@ class OutlineShared(Pass[NoOptions]):
         """The linear layers of all graphs that are not cut yet, by what would be shared."""
         users: dict[Key, list[tuple[Graph, Node]]] = {}
         for graph in module.entries():
+            if list(graph.callees()):
+                continue
             live = live_nodes(graph)
             for node in graph.nodes:
-                if node.op.name == "linear" and node in live and not list(graph.callees()):
+                if node.op.name == "linear" and node in live:
                     weights = tuple(module.weights.resolve(w) for w in node.weights)
                     x = node.operands[0].type
                     users.setdefault((weights, x.rank, x.dtype), []).append((graph, node))
@@ -209,9 +211,10 @@ class OutlineShared(Pass[NoOptions]):
             if piece is not None:
                 self._extract(module, piece, graph)
         operand, old_outputs = node.operands[0], graph.outputs
-        for stale in reversed(graph.nodes):
+        for stale in graph.nodes:
             stale._set_operands(())
-        graph.nodes, graph.outputs = [], []
+        graph.nodes.clear()
+        graph.outputs = []
         builder = Builder(module, graph)
         now: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
 

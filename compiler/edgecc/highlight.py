@@ -38,7 +38,7 @@ class EirLexer(RegexLexer):  # type: ignore[misc]
             (r"\s+", Text),
             (r"//[^\n]*", Comment.Single),
             (r'"(?:[^"\\\n]|\\.)*"', String),
-            (r"%[A-Za-z0-9_.]+", Name.Variable),
+            (r'%(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_.]+)', Name.Variable),
             (r'@(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_.+/-]+)', Name.Label),
             (r"edgecc\.module\b", Keyword.Declaration),
             (

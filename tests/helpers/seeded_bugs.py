@@ -227,7 +227,8 @@ class UsesBeforeDefinition(NodeBug):
     def rewrite(self, rewriter, graph, node):
         if not graph.nodes or graph.nodes[0] is node or node is not graph.nodes[-1]:
             return False
-        graph.nodes.sort(key=lambda n: n is not node)
+        graph.nodes.remove(node)
+        graph.nodes.insert_before(graph.nodes[0], node)
         node.location = Location(node.location.origin, (self.name,))
         return any(o.producer for o in node.operands)
 

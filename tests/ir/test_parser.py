@@ -217,3 +217,37 @@ def test_equality_and_diff():
     assert not equal(a, b)
     assert "+  %x_1 = rms_norm(%x, @norm) {eps = 1e-05}" in diff(a, b)
     assert fingerprint(a) != fingerprint(b)
+
+
+@pytest.mark.parametrize("name", ["a b", "a_b", "ä", 'say "x"', "", "new\nline", "7", "k_cache.0"])
+def test_names_that_bind_keep_every_character(name):
+    b = Builder(Module("m", metadata={"odd key": 1}), "main")
+    x = b.input(name, DType.F32, (2,), Role.KV_CACHE)
+    other = b.input("other name", DType.F32, (2,), Role.ACTIVATION)
+    b.output(b.op("add", x, other, name="a b"), name, Role.KV_CACHE, alias=name)
+    parsed = parse_module(print_module(b.module))
+    graph = parsed.graphs["main"]
+    assert [i.name for i in graph.inputs] == [name, "other name"]
+    assert (graph.outputs[0].name, graph.outputs[0].alias) == (name, name)
+    assert print_module(parsed) == print_module(b.module)
+
+
+def test_inputs_that_differ_in_one_odd_character_stay_apart():
+    b = Builder(Module("m"), "main")
+    x, y = (b.input(n, DType.F32, (2,), Role.ACTIVATION) for n in ("a b", "a_b"))
+    b.output(b.op("add", x, y, name="a_b"), "out", Role.ACTIVATION)
+    add = parse_module(print_module(b.module)).graphs["main"].nodes[0]
+    assert [o.name for o in add.operands] == ["a b", "a_b"]
+
+
+def test_a_hash_is_no_part_of_the_structure_unless_both_sides_know_one():
+    def made(digest: str = "") -> Module:
+        text = 'edgecc.module v1 "m"\nweight @w : dense<f32> [1] = inline {weight: 0x0000803f}'
+        return parse_module(text + (f' hash "{digest}"' if digest else ""))
+
+    assert equal(made(), made("aa"))
+    assert equal(made("aa"), made("aa"))
+    assert not equal(made("aa"), made("bb"))
+    assert diff(made(), made("aa")) == ""
+    assert 'hash "bb"' in diff(made("aa"), made("bb"))
+    assert fingerprint(made()) == fingerprint(made("aa"))

@@ -177,8 +177,8 @@ def test_aliases_print_the_name_of_the_input():
     x = b.input("my cache", DType.F32, (2,), Role.KV_CACHE)
     b.output(b.op("silu", x), "out", Role.KV_CACHE, alias="my cache")
     text = print_module(b.module)
-    assert "%my_cache: f32[2] kv_cache" in text
-    assert "out = %silu kv_cache alias %my_cache" in text
+    assert '%"my cache": f32[2] kv_cache' in text
+    assert 'out = %silu kv_cache alias %"my cache"' in text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from edgecc.ir import (
     Role,
     SymbolRange,
     evaluate,
-
     sym,
 )
 from edgecc.ir.random_inputs import random_inputs, random_sizes

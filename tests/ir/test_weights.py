@@ -121,6 +121,20 @@ def test_alias_takes_over_shape_and_encoding():
     assert found.resolve("b") == "a"
 
 
+def test_other_names_of_an_entry_follow_it():
+    sixteen = dense(np.ones((2, 2)), DType.BF16)
+    found = table(draft=ONE, name=alias("draft"), other=alias("name"), target=sixteen, free=ONE)
+    found.alias("draft", "target")
+    assert {s: str(w.encoding) for s, w in found.items()} == {
+        "draft": "dense<bf16>",
+        "name": "dense<bf16>",
+        "other": "dense<bf16>",
+        "target": "dense<bf16>",
+        "free": "dense<f32>",
+    }
+    assert [found[s].source for s in ("name", "other")] == [Alias("draft"), Alias("name")]
+
+
 @pytest.mark.parametrize("target", ["a", "b", "c"])
 def test_alias_of_itself_is_refused(target):
     found = table(a=ONE, b=alias("a"), c=alias("b"))

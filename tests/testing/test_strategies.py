@@ -111,7 +111,9 @@ def test_every_encoding_is_listed():
 
 @pytest.mark.parametrize("encoding", [e for listed in ENCODINGS.values() for e in listed], ids=str)
 def test_every_listed_encoding_holds_random_weights(encoding):
-    shapes = [(r, c) for r in (0, 1, 3) for c in (0, 1, 3, 4, 8) if encoding in encodings_of((r, c))]
+    shapes = [
+        (r, c) for r in (0, 1, 3) for c in (0, 1, 3, 4, 8) if encoding in encodings_of((r, c))
+    ]
     assert any(0 not in s for s in shapes)
     for shape in shapes:
         module = Module("m")

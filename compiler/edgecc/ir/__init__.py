@@ -6,6 +6,7 @@ change a graph; `verifier`, `printer`, `interpreter` and `analysis` read it.
 """
 
 from edgecc.ir.builder import Builder
+from edgecc.ir.compare import diff, equal, fingerprint
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
 from edgecc.ir.interpreter import Interpreter, evaluate
@@ -25,6 +26,9 @@ from edgecc.ir.weights import (
     WeightTable,
 )
 from edgecc.roles import Role
+
+parse = parse_module
+"""Short for people: `ir.parse(text)`."""
 
 __all__ = [
     "NVFP4",
@@ -55,7 +59,11 @@ __all__ = [
     "Value",
     "Weight",
     "WeightTable",
+    "diff",
+    "equal",
     "evaluate",
+    "fingerprint",
+    "parse",
     "parse_module",
     "print_module",
     "read_module",

@@ -12,8 +12,12 @@ from typing import TypeAlias
 import networkx as nx
 
 from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.types import DType, TensorType
 
 Vertex: TypeAlias = Node | Value
+
+_COMMON = Value(TensorType(DType.BOOL, ()), "common user or producer", None, 0)
+"""A vertex of no graph, to walk from several at once."""
 
 
 def dataflow(graph: Graph) -> nx.DiGraph[Vertex]:
@@ -39,36 +43,24 @@ def topological_order(graph: Graph) -> list[Node]:
 
 def live_nodes(graph: Graph) -> set[Node]:
     """Nodes some output depends on."""
-    view = dataflow(graph)
-    live: set[Node] = set()
-    for output in graph.outputs:
-        producer = output.value.producer
-        if producer is not None and producer not in live:
-            live.add(producer)
-            live.update(v for v in nx.ancestors(view, producer) if isinstance(v, Node))
-    return live
+    return ancestors(graph, [o.value for o in graph.outputs])
 
 
 def ancestors(graph: Graph, values: Iterable[Value]) -> set[Node]:
     """Nodes the values are computed from, their producers included."""
     view = dataflow(graph)
-    found: set[Node] = set()
-    for value in values:
-        if value.producer is not None and value.producer not in found:
-            found.add(value.producer)
-            found.update(v for v in nx.ancestors(view, value.producer) if isinstance(v, Node))
-    return found
+    # One walk from a common user of all values, however many there are.
+    view.add_edges_from((v.producer, _COMMON) for v in values if v.producer is not None)
+    found = nx.ancestors(view, _COMMON) if _COMMON in view else set()
+    return {v for v in found if isinstance(v, Node)}
 
 
 def descendants(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     """Nodes that depend on any of the given ones, those included."""
     view = dataflow(graph)
-    found: set[Node] = set()
-    for node in nodes:
-        if node not in found:
-            found.add(node)
-            found.update(v for v in nx.descendants(view, node) if isinstance(v, Node))
-    return found
+    view.add_edges_from((_COMMON, n) for n in nodes)
+    found = nx.descendants(view, _COMMON) if _COMMON in view else set()
+    return {v for v in found if isinstance(v, Node)}
 
 
 def is_convex(graph: Graph, nodes: set[Node]) -> bool:

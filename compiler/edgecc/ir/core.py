@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from edgecc.errors import InternalError
+from edgecc.ir.node_list import NodeList
 from edgecc.ir.ops import Attributes, Op
 from edgecc.ir.ops.base import GraphSignature, Scope
 from edgecc.ir.types import SymbolRange, TensorType
@@ -150,7 +151,7 @@ class Graph:
         self.name = name
         self.inputs: list[Input] = []
         self.outputs: list[Output] = []
-        self.nodes: list[Node] = []
+        self.nodes = NodeList()
 
     def signature(self) -> GraphSignature:
         """Input and output types."""
@@ -189,6 +190,12 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<graph @{self.name}: {len(self.nodes)} nodes>"
+
+
+def site(graph: Graph, node: Node) -> str:
+    """Where a node is: its graph, and the checkpoint module that it comes from, if known."""
+    origin = node.location.origin
+    return f"@{graph.name}, " + (f"{node.op.name} of {origin}" if origin else repr(node))
 
 
 @dataclass(eq=False)

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from edgecc.errors import InputError
 from edgecc.ir.core import Graph, Module, Node, Value
-from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.encodings import IntShape
+from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.types import DimExpr, Shape, substitute
 
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1

@@ -18,7 +18,7 @@ from edgecc.ir.encodings import Encoding, parse_encoding
 from edgecc.ir.lexer import Kind, Token
 from edgecc.ir.ops import get_op
 from edgecc.ir.printer import FORMAT_VERSION, name_hint
-from edgecc.ir.token_stream import FollowUpError, IrSyntaxError, TokenStream
+from edgecc.ir.token_stream import FollowUpError, IrSyntaxError, TokenStream, spelled
 from edgecc.ir.types import Dim, DType, SymbolRange, TensorType, sym
 from edgecc.ir.weights import (
     Alias,
@@ -129,7 +129,7 @@ class _Parser(TokenStream):
         self.result.symbols[name] = SymbolRange(low, self.integer())
 
     def metadata(self) -> None:
-        key = self.word()
+        key = self.name()
         equals = self.punctuation("=")
         line = self.lines[equals.line - 1][equals.column :]
         try:
@@ -256,16 +256,16 @@ class _Parser(TokenStream):
         token = self.take(Kind.VALUE)
         self.punctuation(":")
         type = self.type()
-        value = Value(type, token.text[1:], None, len(graph.inputs))
+        value = Value(type, spelled(token), None, len(graph.inputs))
         self.define(values, value, token)
         graph.inputs.append(Input(value, self.role()))
 
     def graph_output(self, graph: Graph, values: dict[str, Value]) -> None:
-        name = self.word()
+        name = self.name()
         self.punctuation("=")
         value = self.operand(values)
         role = self.role()
-        alias = self.take(Kind.VALUE).text[1:] if self.accept("alias") else None
+        alias = spelled(self.take(Kind.VALUE)) if self.accept("alias") else None
         graph.outputs.append(Output(value, name, role, alias))
 
     def statement(self, builder: Builder, values: dict[str, Value]) -> None:
@@ -275,7 +275,7 @@ class _Parser(TokenStream):
         try:
             self.operation(builder, values, results)
         except Exception:
-            self.broken.update(r.text[1:] for r in results)
+            self.broken.update(spelled(r) for r in results)
             raise
 
     def operation(self, builder: Builder, values: dict[str, Value], results: list[Token]) -> None:
@@ -309,21 +309,21 @@ class _Parser(TokenStream):
             self.punctuation("(")
             location = Location.parse(self.string())
             self.punctuation(")")
-        names = [name_hint(r.text[1:]) for r in results]
+        names = [name_hint(spelled(r)) for r in results]
         node = Node(op, operands, weights, attrs, types, names, location)
         builder.graph.nodes.append(node)
         for token, value in zip(results, node.results, strict=True):
             self.define(values, value, token)
 
     def define(self, values: dict[str, Value], value: Value, token: Token) -> None:
-        if token.text[1:] in values:
+        if spelled(token) in values:
             raise IrSyntaxError(f"{token.text} is defined twice", token)
-        values[token.text[1:]] = value
+        values[spelled(token)] = value
 
     def operand(self, values: dict[str, Value]) -> Value:
         token = self.take(Kind.VALUE)
-        found = values.get(token.text[1:])
-        if found is None and token.text[1:] in self.broken:
+        found = values.get(spelled(token))
+        if found is None and spelled(token) in self.broken:
             raise FollowUpError
         if found is None:
             raise IrSyntaxError(f"{token.text} is not defined before its use", token)

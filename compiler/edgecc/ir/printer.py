@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Collection
 
 from edgecc.ir.attributes import print_literal, quote
 from edgecc.ir.core import Graph, Module, Node, Value
@@ -22,23 +23,33 @@ FORMAT_VERSION = 1
 
 _SYMBOL = re.compile(r"[A-Za-z0-9_.+/-]+")
 _PRINTABLE = re.compile(r"[^A-Za-z0-9_.]")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _NUMBERED = re.compile(r"(?:_[0-9]+)+$")
 
 
-def print_module(module: Module, *, locations: bool = False) -> str:
+def print_module(
+    module: Module, *, locations: bool = False, hashes: bool | Collection[str] = True
+) -> str:
     """The module as IR text.
 
     Args:
         module: Module to print.
         locations: Also print where each node came from.
+        hashes: Print content hashes of weights, as far as they are known: of all, none, or some.
     """
+    hashed = module.weights.keys() if hashes is True else hashes or ()
     lines = [f"edgecc.module v{FORMAT_VERSION} {quote(module.name)}", ""]
     lines += [f"symbol {name}: {bounds}" for name, bounds in module.symbols.items()]
-    lines += [f"metadata {k} = {json.dumps(v, sort_keys=True)}" for k, v in module.metadata.items()]
+    lines += [
+        f"metadata {print_name(k)} = {json.dumps(v, sort_keys=True)}"
+        for k, v in module.metadata.items()
+    ]
     lines += [f"checkpoint {quote(r)} = {quote(p)}" for r, p in module.checkpoints.items()]
     lines += [f"decision {quote(d)}" for d in module.decisions]
     lines.append("")
-    lines += [f"weight {print_symbol(s)} : {_weight(module, s)}" for s in module.weights]
+    lines += [
+        f"weight {print_symbol(s)} : {_weight(module, s, s in hashed)}" for s in module.weights
+    ]
     for graph in module.graphs.values():
         lines += ["", *_graph(graph, locations)]
     return "\n".join(lines) + "\n"
@@ -48,8 +59,10 @@ def print_node(node: Node, names: dict[Value, str] | None = None, location: bool
     """One node as a statement."""
     names = names or {}
     label = {v: names.get(v, v.name) for v in (*node.results, *node.operands)}
-    arguments = [f"%{label[o]}" for o in node.operands] + [print_symbol(w) for w in node.weights]
-    text = ", ".join(f"%{label[r]}" for r in node.results)
+    arguments = [print_value(label[o]) for o in node.operands] + [
+        print_symbol(w) for w in node.weights
+    ]
+    text = ", ".join(print_value(label[r]) for r in node.results)
     text += f" = {node.op.name}({', '.join(arguments)})"
     text += print_attributes(node.attrs)
     text += " : " + ", ".join(str(r.type) for r in node.results)
@@ -70,13 +83,13 @@ def print_attributes(attrs: Attributes) -> str:
 
 def _graph(graph: Graph, locations: bool) -> list[str]:
     names = value_names(graph)
-    printed = {i.name: names[i.value] for i in graph.inputs}
-    inputs = [f"  %{names[i.value]}: {i.value.type} {i.role.value}" for i in graph.inputs]
+    inputs = [f"  {print_value(i.name)}: {i.value.type} {i.role.value}" for i in graph.inputs]
     body = [f"  {print_node(n, names, locations)}" for n in graph.nodes]
     outputs = []
     for o in graph.outputs:
-        alias = f" alias %{printed.get(o.alias, o.alias)}" if o.alias else ""
-        outputs.append(f"    {o.name} = %{names[o.value]} {o.role.value}{alias}")
+        alias = "" if o.alias is None else f" alias {print_value(o.alias)}"
+        value = print_value(names[o.value])
+        outputs.append(f"    {print_name(o.name)} = {value} {o.role.value}{alias}")
     return [
         f"graph {print_symbol(graph.name)}(",
         ",\n".join(inputs),
@@ -89,11 +102,11 @@ def _graph(graph: Graph, locations: bool) -> list[str]:
 
 
 def value_names(graph: Graph) -> dict[Value, str]:
-    """Unique printable names of all values of a graph, in order of definition.
+    """Unique names of all values of a graph, in order of definition.
 
     Inputs keep their names, which bind them; other names are hints, made unique by a number.
     """
-    names = {i.value: _PRINTABLE.sub("_", i.value.name) or "v" for i in graph.inputs}
+    names = {i.value: i.value.name for i in graph.inputs}
     taken = set(names.values())
     counters: dict[str, int] = {}
     for value in (r for n in graph.nodes for r in n.results):
@@ -112,15 +125,25 @@ def name_hint(name: str) -> str:
     return _NUMBERED.sub("", name)
 
 
+def print_value(name: str) -> str:
+    """`%name`, quoted when it has characters beyond letters, digits, `_` and `.`."""
+    return f"%{name}" if name and not _PRINTABLE.search(name) else f"%{quote(name)}"
+
+
+def print_name(name: str) -> str:
+    """A name as it is, or quoted when it is not a word."""
+    return name if _NAME.fullmatch(name) else quote(name)
+
+
 def print_symbol(symbol: str) -> str:
     """`@symbol`, quoted when it has characters beyond letters, digits and `_.+/-`."""
     return f"@{symbol}" if _SYMBOL.fullmatch(symbol) else f"@{quote(symbol)}"
 
 
-def _weight(module: Module, symbol: str) -> str:
+def _weight(module: Module, symbol: str, hashed: bool) -> str:
     weight = module.weights[symbol]
     text = f"{weight.encoding} {print_literal(weight.shape)} = {_source(weight)}"
-    digest = module.weights.known_digest(symbol)
+    digest = module.weights.known_digest(symbol) if hashed else None
     return f"{text} hash {quote(digest)}" if digest else text
 
 

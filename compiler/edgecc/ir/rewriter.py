@@ -52,14 +52,14 @@ class Rewriter:
             InternalError: The anchor or an operand is not in the graph, or an operand is defined at
                 or after the anchor.
         """
-        index = self._index(anchor)
+        place = self._order(anchor)
         for value in operands:
-            if self._position(value) >= index:
+            if self._defined_at(value) >= place:
                 raise InternalError("ir/order", f"%{value.name} is not defined before {anchor!r}")
         base = origin or anchor.location
         location = Location(base.origin, (*base.passes, self.pass_name))
         node = make_node(self.module, op, operands, weights, attrs, names, location)
-        self.graph.nodes.insert(index, node)
+        self.graph.nodes.insert_before(anchor, node)
         return node
 
     def replace_value(self, old: Value, new: Value) -> None:
@@ -74,11 +74,11 @@ class Rewriter:
         """
         if old.type != new.type:
             raise InternalError("ir/replace-type", f"cannot replace {old!r} by {new!r}")
-        self._position(old)
-        position = self._position(new)
+        self._defined_at(old)
+        place = self._defined_at(new)
         uses = [(user, index) for user, index in old.uses if user is not new.producer]
         for user, _ in uses:
-            if self._index(user) <= position:
+            if self._order(user) <= place:
                 raise InternalError("ir/order", f"{user!r} stands before %{new.name}")
         for user, index in uses:
             operands = list(user.operands)
@@ -110,12 +110,12 @@ class Rewriter:
         Raises:
             InternalError: A result is still used, or the node is not in the graph.
         """
-        index = self._index(node)
+        self._order(node)
         if any(r.uses for r in node.results) or any(
             o.value in node.results for o in self.graph.outputs
         ):
             raise InternalError("ir/erase-used", f"{node!r} is still used")
-        del self.graph.nodes[index]
+        self.graph.nodes.remove(node)
         node._set_operands(())
 
     def replace_weights(self, node: Node, weights: Sequence[str]) -> None:
@@ -124,26 +124,28 @@ class Rewriter:
         Raises:
             InternalError: The node is not in the graph, or its op does not take these weights.
         """
-        self._index(node)
+        self._order(node)
         types = infer(self.module, node.op, node.operands, weights, node.attrs, node.location)
         if types != tuple(r.type for r in node.results):
             raise InternalError("ir/replace-type", f"{weights} change the results of {node!r}")
         node.weights = tuple(weights)
         node.location = Location(node.location.origin, (*node.location.passes, self.pass_name))
 
-    def _position(self, value: Value) -> int:
-        """Index of the node that defines a value, -1 for a graph input."""
+    def _defined_at(self, value: Value) -> int:
+        """Order of the node that defines a value, -1 for a graph input."""
         if value.producer is not None:
-            return self._index(value.producer)
-        if all(i.value is not value for i in self.graph.inputs):
+            return self._order(value.producer)
+        inputs = self.graph.inputs
+        expected = inputs[value.index].value if value.index < len(inputs) else None
+        if expected is not value and all(i.value is not value for i in inputs):
             raise InternalError(
                 "ir/foreign-value", f"{value!r} is not part of graph @{self.graph.name}"
             )
         return -1
 
-    def _index(self, node: Node) -> int:
+    def _order(self, node: Node) -> int:
         try:
-            return self.graph.nodes.index(node)
+            return self.graph.nodes.order(node)
         except ValueError:
             raise InternalError(
                 "ir/foreign-node", f"{node!r} is not part of graph @{self.graph.name}"

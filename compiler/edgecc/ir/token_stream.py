@@ -102,8 +102,11 @@ class TokenStream:
 
     def symbol(self) -> str:
         """Consume a symbol; returns it without `@` and quotes."""
-        text = self.take(Kind.SYMBOL).text[1:]
-        return str(json.loads(text)) if text.startswith('"') else text
+        return spelled(self.take(Kind.SYMBOL))
+
+    def name(self) -> str:
+        """Consume a name or a string in place of one."""
+        return self.string() if self.token.kind is Kind.STRING else self.word()
 
     def items(self, end: str, item: Callable[[], T]) -> list[T]:
         """`item, item, ...` up to and with the closing punctuation."""
@@ -156,6 +159,12 @@ class TokenStream:
                 else self.token.line > line
             ):
                 self.at += 1
+
+
+def spelled(token: Token) -> str:
+    """The name of a value or symbol, without its sign and quotes."""
+    text = token.text[1:]
+    return str(json.loads(text)) if text.startswith('"') else text
 
 
 def _excerpt(line: str, column: int, width: int = 96) -> tuple[str, str]:

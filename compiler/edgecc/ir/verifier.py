@@ -10,6 +10,7 @@ Named properties are further predicates that passes require and ensure: see `PRO
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -226,11 +227,11 @@ def _interface(module: Module, graph: Graph) -> Iterator[Diagnostic]:
     names = [i.name for i in graph.inputs]
     outs = [o.name for o in graph.outputs]
     for kind, seen in (("input", names), ("output", outs)):
-        for name in dict.fromkeys(n for n in seen if seen.count(n) > 1):
+        for name in (n for n, count in Counter(seen).items() if count > 1):
             yield Diagnostic("ir/duplicate-name", f"two {kind}s are called {name}", _where(graph))
     types = {i.name: i.value.type for i in graph.inputs}
     overwritten = [o.alias for o in graph.outputs if o.alias is not None]
-    for name in dict.fromkeys(n for n in overwritten if overwritten.count(n) > 1):
+    for name in (n for n, count in Counter(overwritten).items() if count > 1):
         yield Diagnostic("ir/output-alias", f"two outputs overwrite input {name}", _where(graph))
     for output in graph.outputs:
         if output.alias is not None and types.get(output.alias) != output.value.type:

@@ -333,9 +333,27 @@ class WeightTable(Mapping[str, Weight]):
     def alias(self, symbol: str, target: str) -> None:
         """Make an existing entry another name of `target`, taking over its encoding.
 
+        Other names of the entry follow it: they take over the encoding as well.
+
         Raises:
             InternalError: `target` is a name of the entry itself, or one of them is unknown.
         """
-        if self.resolve(target) == symbol:
+        end = self.resolve(target)
+        if end == symbol:
             raise InternalError("ir/bad-alias", f"@{target} already leads to @{symbol}")
-        self.rebind(symbol, replace(self._weights[self.resolve(target)], source=Alias(target)))
+        self.rebind(symbol, replace(self._weights[end], source=Alias(target)))
+        for name in self._names_of(symbol):
+            self.rebind(name, replace(self._weights[end], source=self._weights[name].source))
+
+    def _names_of(self, symbol: str) -> list[str]:
+        """Aliases that lead to an entry."""
+        found = [symbol]
+        for end in found:
+            found += [
+                name
+                for name, weight in self._weights.items()
+                if isinstance(weight.source, Alias)
+                and weight.source.symbol == end
+                and name not in found
+            ]
+        return found[1:]

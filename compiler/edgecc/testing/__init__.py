@@ -1,4 +1,4 @@
-"""Property tests for passes: random modules, and what every pass must keep.
+"""What tests of passes share: yours as well as ours.
 
 ```python
 from hypothesis import given
@@ -9,21 +9,30 @@ from edgecc.testing import check_pass, modules
 def test_my_pass(module):
     check_pass(MyPass(), module)
 ```
-Needs the extra `test`: `pip install edgecc[test]`.
+Needs the extra `test`: `pip install edgecc[test]`. Golden cases are in `edgecc.testing.golden`.
 """
 
-try:
-    import hypothesis  # noqa: F401 (only whether it is there)
-except ModuleNotFoundError as error:
-    if error.name != "hypothesis":
-        raise
-    raise ModuleNotFoundError(
-        "edgecc.testing needs hypothesis: pip install 'edgecc[test]'", name="hypothesis"
-    ) from error
+from __future__ import annotations
 
-from edgecc.testing.check import assert_equivalent, check_pass, interface, module_text
-from edgecc.testing.sharing import storage
-from edgecc.testing.strategies import encodings, modules, weights
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgecc.testing.check import assert_equivalent, check_pass, interface, module_text
+    from edgecc.testing.sharing import storage
+    from edgecc.testing.strategies import encodings, modules
+    from edgecc.testing.weights import weights
+
+_LAZY = {
+    "assert_equivalent": "check",
+    "check_pass": "check",
+    "encodings": "strategies",
+    "interface": "check",
+    "module_text": "check",
+    "modules": "strategies",
+    "storage": "sharing",
+    "weights": "weights",
+}
 
 __all__ = [
     "assert_equivalent",
@@ -35,3 +44,25 @@ __all__ = [
     "storage",
     "weights",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for: golden cases need no hypothesis.
+
+    Raises:
+        ModuleNotFoundError: The extra `test` is not installed.
+    """
+    if name not in _LAZY:
+        raise AttributeError(f"module 'edgecc.testing' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"edgecc.testing.{_LAZY[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        message = f"edgecc.testing.{name} needs hypothesis: pip install 'edgecc[test]'"
+        raise ModuleNotFoundError(message, name="hypothesis") from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

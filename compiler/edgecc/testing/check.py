@@ -6,7 +6,6 @@ small enough to be evaluated.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
@@ -125,7 +124,7 @@ def interface(graph: Graph) -> list[tuple[object, ...]]:
 
 def module_text(module: Module, *, locations: bool = False) -> str:
     """The printed module without the hashes that are printed once they are known."""
-    return re.sub(r' hash "[0-9a-f]+"', "", print_module(module, locations=locations))
+    return print_module(module, locations=locations, hashes=False)
 
 
 class _Snapshot:

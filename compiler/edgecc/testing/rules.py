@@ -22,6 +22,7 @@ from edgecc.testing.weights import WeightTree, weight_trees
 
 T = TypeVar("T")
 
+
 class Grower:
     """What a rule draws with.
 
@@ -42,7 +43,8 @@ class Grower:
 
     def pick(self, *values: T) -> T:
         """One of some values, simplest first."""
-        return self._draw(_sampled(values, tuple(map(type, values))))
+        chosen: T = self._draw(_sampled(values, tuple(map(type, values))))
+        return chosen
 
     def width(self) -> int:
         """A size of a last axis."""

@@ -1,7 +1,7 @@
 """Which bytes a module stores, and how often: what passes must not make more of.
 
-Three numbers are compared before and after. How many weights hold equal content (a pass may not copy
-bytes), how many of the weights that end up in a bundle hold the rows of one weight (stacking a
+Three numbers are compared before and after. How many weights hold equal content (a pass may not
+copy bytes), how many of the weights that end up in a bundle hold the rows of one weight (stacking a
 weight that is read elsewhere as well would store it twice), and which weights are read at all.
 """
 
@@ -55,7 +55,7 @@ def _reachable(module: Module) -> set[str]:
 
 
 def _content(table: WeightTable, symbol: str) -> str:
-    """The same for weights that are equal by their bytes, or made from the same ones the same way."""
+    """The same for weights of equal bytes, or made from the same weights in the same way."""
     symbol = table.resolve(symbol)
     source = table[symbol].source
     if isinstance(source, Derived):

@@ -1,7 +1,7 @@
 """Weights of random modules: bytes, aliases, derived and unbound weights, as immutable trees.
 
-Like expressions, weights are equal by value: an equal tree gives the same symbol, in whichever graph
-it is read, and that is how graphs come to share weights.
+Like expressions, weights are equal by value: an equal tree gives the same symbol, in whichever
+graph it is read, and that is how graphs come to share weights.
 """
 
 from __future__ import annotations

@@ -143,9 +143,8 @@ def _fused_result(grow: Grower, wanted: Wanted) -> Expr:
     new_rows = _context(grow, wanted)
     heads, kv_heads = _head_counts(grow, last_axis(wanted))
     capacity, v_dim = most(new_rows) + 2, last_axis(wanted) // heads
-    sizes = _Fused(
-        *wanted.shape[:2], new_rows, heads, kv_heads, capacity, HEAD_DIM, v_dim
-    )
+    batch, rows = wanted.shape[:2]
+    sizes = _Fused(batch, rows, new_rows, heads, kv_heads, capacity, HEAD_DIM, v_dim)
     return sizes.grow(grow, 0)
 
 

@@ -69,7 +69,7 @@ def _slice(grow: Grower, wanted: Wanted) -> Expr:
 def _tail(grow: Grower, wanted: Wanted) -> Expr:
     axis = grow.number(0, wanted.rank - 1)
     dim = wanted.shape[axis]
-    more: Dim = grow.pick(0, 1, 2)
+    more: Dim = grow.number(0, 2)
     if not isinstance(dim, int) and "s" not in symbols_of(wanted.shape) and grow.pick(True, False):
         more = sym("s")
     x = grow(wanted.with_axis(axis, dim + more))
@@ -81,7 +81,8 @@ def _has_axis(wanted: Wanted) -> bool:
 
 
 def _take_rows(grow: Grower, wanted: Wanted) -> Expr:
-    rows: Dim = grow.pick(sym("s"), 3, 1)
+    choices: tuple[Dim, ...] = (sym("s"), 3, 1)
+    rows = grow.pick(*choices)
     x = grow(wanted.with_axis(1, rows))
     return apply("take_rows", x, grow(indices(least(rows), wanted.shape[1])))
 
