@@ -23,9 +23,9 @@ from edgecc.ir.verifier import check_property
 from edgecc.ir.weights import Alias, Derived, Inline, Unbound
 from edgecc.roles import Role
 from edgecc.testing import encodings, modules, weights
-from edgecc.testing.encodings import ENCODINGS, encodings_of, random_weight
+from edgecc.testing.encoding_samples import ENCODINGS, encodings_of, random_weight
 from edgecc.testing.families import RULES
-from edgecc.testing.weights import Bytes, add_weight
+from edgecc.testing.weight_trees import Bytes, add_weight
 from helpers.ops import tensor
 
 QUICK = settings(
@@ -102,7 +102,7 @@ def concrete_encodings(cls: type = Encoding) -> set[type]:
 
 
 def test_every_encoding_is_listed():
-    """A new class of encodings needs a line in `edgecc.testing.encodings`."""
+    """A new class of encodings needs a line in `edgecc.testing.encoding_samples`."""
     assert concrete_encodings() >= {ir_encodings.Dense, ir_encodings.NVFP4}
     assert concrete_encodings() == set(ENCODINGS)
     for cls, listed in ENCODINGS.items():
@@ -229,7 +229,7 @@ def test_caches_have_the_role_the_runtime_looks_for():
 
 
 def test_every_recipe_is_drawn_or_needs_none():
-    """A new recipe should be added to `edgecc.testing.weights`."""
+    """A new recipe should be added to `edgecc.testing.weight_trees`."""
     drawn = {
         w.source.recipe
         for m in sample()

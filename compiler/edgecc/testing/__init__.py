@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgecc.testing.check import assert_equivalent, check_pass, interface, module_text
     from edgecc.testing.sharing import storage
     from edgecc.testing.strategies import encodings, modules
-    from edgecc.testing.weights import weights
+    from edgecc.testing.weight_trees import weights
 
 _LAZY = {
     "assert_equivalent": "check",
@@ -31,7 +31,7 @@ _LAZY = {
     "module_text": "check",
     "modules": "strategies",
     "storage": "sharing",
-    "weights": "weights",
+    "weights": "weight_trees",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.types import symbols_of
 from edgecc.roles import Role
 from edgecc.testing.expressions import SYMBOLS, Apply, Call, Expr, Leaf
-from edgecc.testing.weights import add_weight
+from edgecc.testing.weight_trees import add_weight
 
 
 class Emitter:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from edgecc.ir.ops import Attributes
 from edgecc.ir.ops.shape import AxisAttributes
 from edgecc.ir.types import Dim, DimExpr, DType, Shape, SymbolRange, TensorType, sym
-from edgecc.testing.weights import WeightTree
+from edgecc.testing.weight_trees import WeightTree
 
 SYMBOLS: Mapping[str, SymbolRange] = {
     "b": SymbolRange(1, 2),

@@ -18,7 +18,7 @@ from edgecc.ir.encodings import Encoding, IntShape
 from edgecc.ir.ops import Attributes
 from edgecc.ir.types import DType
 from edgecc.testing.expressions import Apply, Expr, Wanted, input_of
-from edgecc.testing.weights import WeightTree, weight_trees
+from edgecc.testing.weight_trees import WeightTree, weight_trees
 
 T = TypeVar("T")
 

@@ -21,11 +21,11 @@ from edgecc.ir.ops import (
 )
 from edgecc.ir.types import DType, Shape, TensorType, sym
 from edgecc.testing.emit import Emitter
-from edgecc.testing.encodings import ENCODINGS, encodings_of
+from edgecc.testing.encoding_samples import ENCODINGS, encodings_of
 from edgecc.testing.expressions import Expr, Wanted, floats, indices
 from edgecc.testing.families import RULES
 from edgecc.testing.rules import Budget
-from edgecc.testing.weights import add_weight, weights
+from edgecc.testing.weight_trees import add_weight, weights
 
 _ROWS: tuple[Shape, ...] = (
     (sym("t"),),

@@ -9,7 +9,7 @@ from edgecc.ir.types import Dim, sym, symbols_of
 from edgecc.testing.expressions import Apply, Expr, Leaf, Wanted, floats, indices, most
 from edgecc.testing.families.norm import last_axis
 from edgecc.testing.rules import Grower, Rule, apply, is_float
-from edgecc.testing.weights import WeightTree, rotary_tables
+from edgecc.testing.weight_trees import WeightTree, rotary_tables
 
 HEAD_DIM = 2
 """Of queries and keys, where the wanted tensor does not fix it."""

@@ -16,7 +16,7 @@ from edgecc.ir.core import Module
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, IntShape
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Alias, Param, Unbound, Weight
-from edgecc.testing.encodings import encodings_of, random_weight
+from edgecc.testing.encoding_samples import encodings_of, random_weight
 
 SEEDS = st.sampled_from((0, 0, 1, 2))
 """Few, so that weights are read twice."""
