@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -34,7 +35,8 @@ def product(x: Array, weight: WeightView) -> Array:
         `[..., N]`. Each row is its own matrix-vector product, so its bits do not depend on the
         other rows (a matrix-matrix product may sum in another order).
     """
-    rows = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
+    # Not -1: NumPy cannot tell how many rows of no columns there are.
+    rows = np.ascontiguousarray(x.reshape(prod(x.shape[:-1]), x.shape[-1]))
     out = np.empty((rows.shape[0], weight.weight.shape[0]), dtype=x.dtype)
     for start, stop, block in weight.blocks():
         for i, row in enumerate(rows):
