@@ -76,6 +76,7 @@ class Pass(ABC, Generic[O_co]):
         requires: Properties (`edgecc.ir.verifier.PROPERTIES`) that must hold before.
         ensures: Properties that hold after.
         tolerance: 0 for passes that keep values exactly; else the relative error they may add.
+        idempotent: Whether a second run, right after the first, never changes anything.
     """
 
     name: ClassVar[str]
@@ -83,6 +84,7 @@ class Pass(ABC, Generic[O_co]):
     requires: ClassVar[tuple[str, ...]] = ()
     ensures: ClassVar[tuple[str, ...]] = ()
     tolerance: ClassVar[float] = 0.0
+    idempotent: ClassVar[bool] = True
 
     def __init__(self, options: O_co | None = None) -> None:
         self.options: O_co = self.options_type() if options is None else options

@@ -53,7 +53,7 @@ class WeightStore:
         return sum(tensor.nbytes for _, tensor in self._kept.values())
 
     def kept(self, symbol: str) -> Tensor | None:
-        """The whole weight from the store, decoded now if the budget has room for it."""
+        """The whole weight, rows first, if it is kept or the budget has room to keep it."""
         if not self.keep_bytes:
             return None
         symbol = self.table.resolve(symbol)
@@ -64,8 +64,7 @@ class WeightStore:
             if known == identity:
                 return tensor
             del self._kept[symbol]
-        size = prod(self.table[symbol].shape) * self.dtype.itemsize
-        if self.kept_bytes + size > self.keep_bytes:
+        if self.kept_bytes + self._nbytes(self.table[symbol]) > self.keep_bytes:
             return None
         tensor = torch.cat([block for _, _, block in self.stream(symbol)])
         self._kept[symbol] = identity, tensor
@@ -103,6 +102,13 @@ class WeightStore:
         tensors = {name: to_tensor(array, self.device) for name, array in parts.items()}
         values = decode(self.table[symbol].encoding, tensors)
         return values.to(self.dtype) if values.dtype.is_floating_point else values
+
+    def _nbytes(self, weight: Weight) -> int:
+        """Bytes of the decoded weight."""
+        encoding = weight.encoding
+        if isinstance(encoding, Dense) and not encoding.dtype.is_float:
+            return encoding.nbytes(weight.shape)
+        return prod(weight.shape) * self.dtype.itemsize
 
     def _packed(self, symbol: str) -> str:
         """The symbol, or the packed weight it is the dequantization of: decoding is done here."""

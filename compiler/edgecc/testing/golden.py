@@ -18,8 +18,9 @@ graph @main(...) {...}
 ...
 ```
 
-`pipeline` is the pass itself unless given, `device` none. Modules have no header line. The last
-section of a case is its outcome:
+`pipeline` is the pass itself unless given, `device` none. Modules have no header line; where nodes
+came from is part of the text if the module before has a `loc(...)`. The last section of a case is
+its outcome:
 
 * `after`: the remarks of the passes as comments, then the module exactly as it prints;
 * `unchanged`: the remarks; the module must print as it did before;
