@@ -26,6 +26,7 @@ from helpers.checkpoints import DROP, Tensors, edit_json, edit_tensors, write_dr
 from helpers.hybrid import FULL, LINEAR, MTP, VISION, HybridSizes, write_hybrid_target
 from helpers.hybrid_reference import HybridTarget
 from helpers.lifted import Lifted
+from helpers.reference import Draft
 
 TOLERANCE = 2e-6
 """Relative. Rotary tables and `1 + w` are float32; everything else is float64 on both sides."""
@@ -315,6 +316,47 @@ def test_a_state_that_is_not_restored_is_noticed(pair: tuple[Lifted, HybridTarge
     lifted.lengths["target"] -= 4
     found = lifted.target(IDS[5:])["logits"]
     assert not close(found, reference.run(IDS).logits[5:])
+
+
+# Drafts over hybrid targets
+
+
+@pytest.mark.parametrize(
+    ("taps", "shapes"),
+    [
+        ((0, 2), {"heads": 5, "kv_heads": 1, "intermediate": 40}),
+        ((1, 3), {"heads": 4, "kv_heads": 2, "intermediate": 96}),
+        ((-1, 0, 1, 2, 3), {}),
+    ],
+    ids=["recurrent layers", "both kinds", "all layers"],
+)
+def test_draft(tmp_path: Path, taps: tuple[int, ...], shapes: dict[str, Any]) -> None:
+    """A draft of another shape, with a YaRN rotary embedding of its own over whole heads."""
+    target = write_hybrid_target(tmp_path / "t", mixed=True, multimodal=True)
+    reference = HybridTarget(write_hybrid_target(tmp_path / "plain", mixed=True))
+    path = write_draft(
+        tmp_path / "d",
+        hidden=32,
+        target_layer_ids=taps,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e7,
+            "factor": 32.0,
+            "original_max_position_embeddings": 8,
+        },
+        **shapes,
+    )
+    lifted = Lifted(target, path)
+    features = lifted.target(IDS)["hidden_tap"]
+    wanted = reference.run(IDS).taps(taps)
+    assert close(features, wanted)
+    found = lifted.draft(features, 17)
+    expected = Draft(path, reference, 4, 287, 288).run(wanted, 17, 4)
+    assert close(found["base_logits"], expected.base_logits)
+    assert close(found["draft_logits"], expected.logits)
+    assert found["proposals"].tolist() == expected.tokens
+    assert expected.confidence is not None
+    assert close(found["confidence"], expected.confidence)
 
 
 # Checkpoints that are refused
