@@ -35,6 +35,7 @@ PASSES: Mapping[str, str] = {
     "legalize": "edgecc.passes.legalize:Legalize",
     "lower-encodings": "edgecc.passes.lower_encodings:LowerEncodings",
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
+    "quantize": "edgecc.passes.quantize:Quantize",
     "stack-context-kv": "edgecc.passes.stack_context_kv:StackContextKv",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }

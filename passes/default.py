@@ -19,6 +19,7 @@ from edgecc.passes.fuse_qkv import FuseQkv
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.quantize import Quantize, QuantizeOptions
 from edgecc.passes.unroll_markov import UnrollMarkov
 
 
@@ -28,6 +29,9 @@ def default_pipeline(
     copy_head: bool = False,
     keep_draft_logits: bool = False,
     linear_form: str = "auto",
+    quantization: str = "auto",
+    draft_quantization: str = "auto",
+    quantize_head: bool = False,
 ) -> list[Pass[Any]]:
     """Passes from a lifted module to one the device's backend takes.
 
@@ -36,11 +40,21 @@ def default_pipeline(
         copy_head: Bind the draft to a copy of the target's head and embedding (experiments).
         keep_draft_logits: Keep the draft's optional outputs: logits and confidences.
         linear_form: Form of quantized linear layers, see `lower-encodings`.
+        quantization: Format to round the target's weights to, see `quantize`; `auto` keeps them.
+        draft_quantization: The same for the draft.
+        quantize_head: Round output heads as well.
     """
+    formats = {"target": quantization, "draft": draft_quantization}
     return [
         # Pairing: afterwards the module is complete (heads-bound) and has no byte twice.
         BindSharedWeights(BindSharedWeightsOptions(copy=copy_head)),
         *([] if copy_head else [DedupeWeights()]),
+        # Precision: before the fusions, which stack weights of equal scales.
+        *(
+            Quantize(QuantizeOptions(format, include=f"{role}.*", head=quantize_head))
+            for role, format in formats.items()
+            if format != "auto"
+        ),
         # Structure: only what the runtime asks for, in the shapes engines like.
         *([] if keep_draft_logits else [DropOutputs()]),
         UnrollMarkov(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.devices import Device
+from edgecc.devices import EVALUATED_ONLY, Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Encoding, Int8Block
@@ -94,16 +94,21 @@ def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
     ]
 
 
+def _way_out(op: str) -> str:
+    if op in EVALUATED_ONLY:
+        return "no device can yet; lifting and evaluating such a model work"
+    return f"run {_DECOMPOSED_BY[op]} first" if op in _DECOMPOSED_BY else "choose another device"
+
+
 def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Diagnostic]:
     where = site(graph, node)
     if node.op.name not in device.ops:
-        remover = _DECOMPOSED_BY.get(node.op.name)
         return [
             Diagnostic(
                 "legalize/op",
                 f"device {device.name} cannot run {node.op.name}",
                 where,
-                help=f"run {remover} first" if remover else "choose another device",
+                help=_way_out(node.op.name),
             )
         ]
     findings = []
@@ -124,7 +129,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
 
 def _computes(op: str, encoding: Encoding) -> bool:
     """Whether every device has a kernel of the op for this encoding."""
-    if op == "embedding":
+    if op in ("embedding", "lookup"):
         return isinstance(encoding, Dense)
     if op == "constant" and isinstance(encoding, Dense):
         return encoding.dtype in _CONSTANTS

@@ -18,6 +18,7 @@ from edgecc.backends.torch import (
     norm,
     sampling,
     shape,
+    state,
 )
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.backends.torch.tensors import numpy_dtype, to_array, to_tensor, torch_dtype
@@ -33,7 +34,7 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, shape, sampling, control, constant)
+    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""
@@ -122,7 +123,7 @@ class TorchExecutor:
                     f"graph @{graph} has no output {name!r}",
                     help=did_you_mean(name, wanted),
                 )
-        nodes = target.nodes
+        nodes: Sequence[Node] = target.nodes
         if outputs is not None:
             wanted = {name: value for name, value in wanted.items() if name in outputs}
             needed = ancestors(target, wanted.values())

@@ -64,12 +64,15 @@ class Device:
 
 _COMMON_OPS = frozenset(
     (
-        *("linear", "embedding", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("linear", "embedding", "lookup", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
-        *("position_ids", "advance", "rope", "argmax", "call", "constant"),
+        *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),
         "add_rms_norm",
     )
 )
+
+EVALUATED_ONLY = frozenset(("causal_conv1d", "gated_delta_net"))
+"""IR ops that no device runs yet: graphs with them can be lifted, transformed and evaluated."""
 
 DEVICES: Mapping[str, Device] = {
     d.name: d

@@ -14,7 +14,7 @@ import pytest
 from edgecc.devices import DEVICES, Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
-from edgecc.ir.ops.attention import RopeAttributes
+from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
@@ -196,6 +196,30 @@ def embedding_and_head_of_one_table(random: np.random.Generator, batch: int, row
     return Case(build, {"ids": ids}, {"logits": wide(table)[ids] @ wide(table).T})
 
 
+@case("lookup")
+def lookup_ids(random: np.random.Generator, batch: int, rows: int) -> Case:
+    ids, table = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=(b.dense("table", table),)))
+
+    return Case(build, {"ids": ids}, {"found": table[ids]})
+
+
+@case("lookup")
+def lookup_of_offsets(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The derived table is written as ids."""
+    ids, offsets = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        b.module.weights.derive("map", "offsets_to_ids", (b.dense("offsets", offsets),))
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=("map",)))
+
+    return Case(build, {"ids": ids}, {"found": ids + offsets[ids]})
+
+
 def _rms_norm(x: Array, w: Array, groups: int, eps: float) -> Array:
     pieces = [
         piece / np.sqrt((piece**2).sum(-1, keepdims=True) / piece.shape[-1] + eps) * wide(w)
@@ -321,6 +345,22 @@ def split(random: np.random.Generator, batch: int, rows: int) -> Case:
             b.give(f"piece{index}", piece)
 
     pieces = {"piece0": x[..., :6], "piece1": x[..., 6:7], "piece2": x[..., 7:]}
+    return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
+
+
+@case("split_heads")
+def split_heads(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Query and gate side by side in each of 3 heads."""
+    x = normal(random, batch, rows, 15)
+
+    def build(b: GraphBuilder) -> None:
+        attrs = SplitHeadsAttributes(3, (4, 1))
+        node = b.node("split_heads", [b.take("x", (B, T, 15))], attrs=attrs)
+        for index, piece in enumerate(node.results):
+            b.give(f"piece{index}", piece)
+
+    gates = [4, 9, 14]
+    pieces = {"piece0": np.delete(x, gates, axis=2), "piece1": x[..., gates]}
     return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
 
 

@@ -16,10 +16,11 @@ from edgecc.backends.torch.executor import KERNELS
 from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
-from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.ops.state import GatedDeltaNetAttributes
 from helpers.ops import Array, Case, assert_same_bits, check_reference, run_op, values
 from helpers.oracle import assert_close, on_devices, op_cases, oracle
 from helpers.weights import dense, packed
@@ -31,9 +32,9 @@ def test_every_op_has_a_kernel():
     assert set(KERNELS) == set(OPS)
 
 
-def test_every_op_has_a_case():
+def test_every_op_is_tried():
     # Calls are between graphs: see test_executor.
-    assert {name.split("-")[0] for name in CASES} == set(OPS) - {"call"}
+    assert {name.split("-")[0] for name in CASES} | set(RANDOM) == set(OPS) - {"call"}
 
 
 @on_devices
@@ -88,6 +89,11 @@ def linear(rng: np.random.Generator, n: Sizes) -> Case:
 
 def embedding(rng: np.random.Generator, n: Sizes) -> Case:
     table = packed(rng, 6, 8).weight if n.causal else dense(values(rng, 6, 3))
+    return plain(rng.integers(0, 6, (n.b, n.s)), weights=[table])
+
+
+def lookup(rng: np.random.Generator, n: Sizes) -> Case:
+    table = dense(rng.integers(-(1 << 60), 1 << 60, 6))
     return plain(rng.integers(0, 6, (n.b, n.s)), weights=[table])
 
 
@@ -160,7 +166,28 @@ def markov_chain(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(base, anchor, weights=weights, attrs=MarkovChainAttributes(n.group, 5))
 
 
+def causal_conv1d(rng: np.random.Generator, n: Sizes) -> Case:
+    taps = n.group + 1
+    x, state = values(rng, n.b, n.s, 3), values(rng, n.b, 3, taps - 1)
+    return plain(x, state, weights=[dense(values(rng, 3, 1, taps))])
+
+
+def gated_delta_net(rng: np.random.Generator, n: Sizes) -> Case:
+    heads = n.kv_heads * n.group
+    operands = [values(rng, n.b, n.s, 3 * n.kv_heads) for _ in "qk"]
+    operands += [values(rng, n.b, n.s, width * heads) for width in (2, 1, 1)]
+    operands.append(values(rng, n.b, heads, 3, 2))
+    gates = [dense(values(rng, heads)) for _ in range(2)]
+    attrs = GatedDeltaNetAttributes(n.kv_heads, heads)
+    return plain(*operands, weights=gates, attrs=attrs)
+
+
 RANDOM: Mapping[str, Make] = {
+    "causal_conv1d": causal_conv1d,
+    "gated_delta_net": gated_delta_net,
+    "split_heads": lambda rng, n: plain(
+        values(rng, n.b, n.s, 3 * n.group), attrs=SplitHeadsAttributes(n.group, (2, 1))
+    ),
     "silu": unary,
     "sigmoid": unary,
     "add": binary,
@@ -168,6 +195,7 @@ RANDOM: Mapping[str, Make] = {
     "swiglu": binary,
     "linear": linear,
     "embedding": embedding,
+    "lookup": lookup,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "rope": rope,
@@ -189,10 +217,6 @@ RANDOM: Mapping[str, Make] = {
     "argmax": lambda rng, n: plain(values(rng, n.b, n.s, 6), attrs=ArgmaxAttributes(5)),
     "markov_chain": markov_chain,
 }
-
-
-def test_random_operands_are_for_ops_that_exist():
-    assert set(RANDOM) <= set(OPS)
 
 
 @on_devices
@@ -256,6 +280,8 @@ ROWS, SMALL = np.ones((1, 2, 2)), np.ones((1, 1, 8, 2))
     [
         ("embedding", [np.array([[0, 5]])], [dense(np.ones((5, 4)))], None),
         ("embedding", [np.array([[-1]])], [dense(np.ones((5, 4)))], None),
+        ("lookup", [np.array([[0, 5]])], [dense(np.arange(5))], None),
+        ("lookup", [np.array([-1])], [dense(np.arange(5))], None),
         ("take_rows", [np.zeros((1, 3, 2)), np.array([0, 3])], [], None),
         ("take_rows", [np.zeros((1, 3, 2)), np.array([-1])], [], None),
         ("rope", [ROWS, np.array([[0, 4]])], table(4), RopeAttributes(1)),
