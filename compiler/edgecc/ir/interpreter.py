@@ -1,6 +1,8 @@
 """Evaluates graphs with NumPy: the oracle for every pass and backend.
 
-Float32 by default, float64 on request. Values are dropped after their last use, weights are
+Float32 by default, float64 on request: the type in which values are held and operations compute.
+A value of a narrower type (bf16, f16) is rounded to it as soon as it is made, like in kernels that
+accumulate in float32 and store 16 bits. Values are dropped after their last use, weights are
 streamed block by block, so that a model larger than memory can be evaluated.
 """
 
@@ -14,7 +16,7 @@ import numpy as np
 from edgecc.errors import RequestError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
-from edgecc.ir.ops.base import EvalContext, WeightView
+from edgecc.ir.ops.base import EvalContext, WeightView, round_to
 from edgecc.ir.types import DimExpr, TensorType
 
 
@@ -82,7 +84,7 @@ class Interpreter:
             results = self.node(node, [values[o] for o in node.operands])
             for value, array in zip(node.results, results, strict=True):
                 _match(f"@{graph.name}: {node!r}", array, value.type, binding)
-                values[value] = array
+                values[value] = round_to(array, value.type.dtype)
             for value in last.get(index, ()):
                 del values[value]
         return tuple(values[o.value] for o in graph.outputs)
@@ -92,7 +94,7 @@ class Interpreter:
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise RequestError("run/dtype", f"{what}: expected {type}, got {array.dtype}")
         # C order, because NumPy sums other layouts in another order: rows would lose their bits.
-        return array.astype(dtype, order="C")
+        return round_to(array.astype(dtype, order="C"), type.dtype)
 
 
 def _last_uses(graph: Graph) -> dict[int, list[Value]]:
