@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import acceptance, forms, host, memory, speed, steps
+from benchmarks import acceptance, forms, host, memory, passes, speed, steps
 from benchmarks.pairs import Settings
 from benchmarks.results import Result, load_average, machine, write_json
 
@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Result]] = {
     "host": host.run,
     "memory": memory.run,
     "forms": forms.run,
+    "passes": passes.run,
 }
 
 

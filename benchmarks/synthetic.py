@@ -70,13 +70,18 @@ TARGETS: Mapping[str, Shape] = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8),
     "qwen3-4b": Shape(2560, 9728, 36, 32, 8),
     "qwen3-8b": Shape(4096, 12288, 36, 32, 8),
+    "deep": Shape(256, 768, 64, 4, 2, head_dim=64),
 }
-"""Qwen3 shapes; all get a head of their own, so that it can be quantized."""
+"""Qwen3 shapes, and one of many small layers to time the compiler with.
+
+All get a head of their own, so that it can be quantized.
+"""
 
 _TAPS: Mapping[str, tuple[int, ...]] = {
     "qwen3-0.6b": (1, 7, 13, 19, 25),
     "qwen3-4b": (1, 9, 17, 25, 33),
     "qwen3-8b": (1, 9, 17, 25, 33),
+    "deep": (1, 16, 31, 46, 61),
 }
 DRAFTS: Mapping[str, Shape] = {
     f"{name}-dspark": replace(shape, layers=5, taps=_TAPS[name], target_layers=shape.layers)

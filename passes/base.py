@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from edgecc.devices import Device, get_device
-from edgecc.ir.core import Graph, Module, Node
+from edgecc.ir.core import Module, site
+
+__all__ = ["NoOptions", "Pass", "PassContext", "Remark", "site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,6 @@ class PassContext:
         return get_device(option) if option else self.device
 
 
-def site(graph: Graph, node: Node) -> str:
-    """Where a node is: its graph, and the checkpoint module that it comes from, if known."""
-    origin = node.location.origin
-    return f"@{graph.name}, " + (f"{node.op.name} of {origin}" if origin else repr(node))
-
-
 class Pass(ABC, Generic[O_co]):
     """One transformation of a module.
 
@@ -80,6 +76,7 @@ class Pass(ABC, Generic[O_co]):
         requires: Properties (`edgecc.ir.verifier.PROPERTIES`) that must hold before.
         ensures: Properties that hold after.
         tolerance: 0 for passes that keep values exactly; else the relative error they may add.
+        idempotent: Whether a second run, right after the first, never changes anything.
     """
 
     name: ClassVar[str]
@@ -87,6 +84,7 @@ class Pass(ABC, Generic[O_co]):
     requires: ClassVar[tuple[str, ...]] = ()
     ensures: ClassVar[tuple[str, ...]] = ()
     tolerance: ClassVar[float] = 0.0
+    idempotent: ClassVar[bool] = True
 
     def __init__(self, options: O_co | None = None) -> None:
         self.options: O_co = self.options_type() if options is None else options

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.devices import Device
+from edgecc.ir.core import Module, Node, Value
 from edgecc.ir.ops.attention import AttentionAttributes
+from edgecc.ir.patterns import Match, op, var
 from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.rules import Rule
 from edgecc.ir.types import Dim, symbols_of
-from edgecc.passes.base import NoOptions, Pass, PassContext, site
+from edgecc.passes.base import NoOptions, PassContext
+from edgecc.passes.rewrite import RewritePass
 
 
-class FuseCachedAttention(Pass[NoOptions]):
+class FuseCachedAttention(RewritePass[NoOptions]):
     """Merge `rope`, `cache_update` and `attention` into `cached_attention`.
 
     What it does
@@ -48,63 +52,70 @@ class FuseCachedAttention(Pass[NoOptions]):
 
     name = "fuse-cached-attention"
 
-    def run(self, module: Module, ctx: PassContext) -> bool:
-        """Fuse every attention that matches."""
-        changed = False
-        for graph in module.graphs.values():
-            for node in [n for n in graph.nodes if n.op.name == "attention"]:
-                reason = _too_narrow(node, ctx) or self._fuse(module, graph, node)
-                self.remark(ctx, site(graph, node), reason or "fused", applied=not reason)
-                changed |= not reason
-        return changed
+    def rules(self, module: Module, ctx: PassContext) -> list[Rule]:
+        """One rule, rooted at `attention`."""
+        return [UpdatedCaches(ctx.device)]
 
-    def _fuse(self, module: Module, graph: Graph, node: Node) -> str:
-        q, k_cache, v_cache, length = node.operands
-        k_update, v_update, advance = k_cache.producer, v_cache.producer, length.producer
-        if k_update is None or v_update is None or k_update.op.name != "cache_update":
-            return "the caches are not updated right before"
-        if v_update.op.name != "cache_update" or k_update.operands[2] is not v_update.operands[2]:
-            return "the caches are not updated from the same start"
-        if k_update is v_update:
+
+class UpdatedCaches(Rule):
+    """An attention over caches that were just updated from one start."""
+
+    pattern = op(
+        "attention",
+        var("q"),
+        op("cache_update", var("k_cache"), var("k"), var("start"), label="keys", only_user=True),
+        op("cache_update", var("v_cache"), var("v"), var("start"), label="values", only_user=True),
+        op("advance", var("start"), var("rows")),
+    )
+    explains = True
+
+    def __init__(self, device: Device | None) -> None:
+        self.device = device
+
+    def check(self, match: Match) -> str:
+        """What the fused op takes for granted."""
+        q, k, rows = (match.value(name) for name in ("q", "k", "rows"))
+        if match["keys"] is match["values"]:
             return "keys and values are one cache"
-        if k_cache.users() != [node] or v_cache.users() != [node]:
-            return "an updated cache has other readers"
-        start, k, v = k_update.operands[2], k_update.operands[1], v_update.operands[1]
-        if advance is None or advance.op.name != "advance" or advance.operands[0] is not start:
-            return "the length is not the start advanced by the new rows"
-        if advance.operands[1].type.shape[1] != k.type.shape[1]:
+        if rows.type.shape[1] != k.type.shape[1]:
             return "the length does not count the new rows"
-        if not _at_least(module, k.type.shape[1], q.type.shape[1]):
+        if not _at_least(match.module, k.type.shape[1], q.type.shape[1]):
             return "there may be more queries than new rows"
-        rotary = _rotary(q, k, start)
+        return _too_narrow(match.root, self.device)
+
+    def rewrite(self, match: Match, rewriter: Rewriter) -> None:
+        """One op with three results; rotary embeddings move into it where they can."""
+        q, k, start = (match.value(name) for name in ("q", "k", "start"))
         weights: tuple[str, ...] = ()
+        rotary = _rotary(q, k, start)
         if rotary is not None:
             q, k, weights = rotary
-        attrs = node.attrs
-        assert isinstance(attrs, AttentionAttributes)
-        rewriter = Rewriter(module, graph, self.name)
-        operands = (q, k, v, k_update.operands[0], v_update.operands[0], start)
+        keys, values = match["keys"], match["values"]
         fused = rewriter.insert(
-            node,
+            match.root,
             "cached_attention",
-            operands,
+            (q, k, match.value("v"), match.value("k_cache"), match.value("v_cache"), start),
             weights=weights,
-            attrs=attrs,
-            names=(node.result.name, k_cache.name, v_cache.name),
+            attrs=match.root.attrs,
+            names=(match.root.result.name, keys.result.name, values.result.name),
         )
-        rewriter.replace(node, (fused.results[0],))
-        for update, result in ((k_update, fused.results[1]), (v_update, fused.results[2])):
-            rewriter.replace(update, (result,))
-        return ""
+        result, new_keys, new_values = fused.results
+        rewriter.replace(match.root, (result,))
+        rewriter.replace(keys, (new_keys,))
+        rewriter.replace(values, (new_values,))
+
+    def done(self, match: Match) -> str:
+        """Nothing to add."""
+        return "fused"
 
 
-def _too_narrow(node: Node, ctx: PassContext) -> str:
+def _too_narrow(node: Node, device: Device | None) -> str:
     """Why the device's fused op does not take heads of this width, if so."""
     attrs, width = node.attrs, node.operands[0].type.shape[-1]
     assert isinstance(attrs, AttentionAttributes)
-    if ctx.device is None or not isinstance(width, int):
+    if device is None or not isinstance(width, int):
         return ""
-    multiple, head = ctx.device.head_multiple, width // attrs.heads
+    multiple, head = device.head_multiple, width // attrs.heads
     return f"heads are {head} wide, not a multiple of {multiple}" if head % multiple else ""
 
 

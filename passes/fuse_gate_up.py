@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from edgecc.ir.core import Graph, Module, Node
-from edgecc.passes.base import NoOptions, Pass, PassContext, site
-from edgecc.passes.fuse_linears import fuse, why_not_fusable
+from edgecc.ir.core import Module
+from edgecc.ir.patterns import op, var
+from edgecc.ir.rules import Rule
+from edgecc.passes.base import NoOptions, PassContext
+from edgecc.passes.fuse_linears import FuseLayers, WeightReaders
+from edgecc.passes.rewrite import RewritePass
+
+_GATE_UP = op("swiglu", op("linear", var("x"), label="gate"), op("linear", var("x"), label="up"))
 
 
-class FuseGateUp(Pass[NoOptions]):
+class FuseGateUp(RewritePass[NoOptions]):
     """Stack the gate and up projections of a gated MLP into one linear layer.
 
     What it does
@@ -47,24 +52,6 @@ class FuseGateUp(Pass[NoOptions]):
 
     name = "fuse-gate-up"
 
-    def run(self, module: Module, ctx: PassContext) -> bool:
-        """Fuse below every `swiglu`."""
-        changed = False
-        for graph in module.graphs.values():
-            for node in [n for n in graph.nodes if n.op.name == "swiglu"]:
-                changed |= self._fuse(module, graph, node, ctx)
-        return changed
-
-    def _fuse(self, module: Module, graph: Graph, node: Node, ctx: PassContext) -> bool:
-        layers = [o.producer for o in node.operands]
-        linears = [p for p in layers if p is not None and p.op.name == "linear"]
-        if len(linears) != 2 or linears[0] is linears[1]:
-            return False
-        where = site(graph, node)
-        reason = why_not_fusable(module, linears)
-        if reason:
-            self.remark(ctx, where, reason, applied=False)
-            return False
-        fused = fuse(module, graph, linears, self.name)
-        self.remark(ctx, where, f"@{fused.weights[0]}", applied=True)
-        return True
+    def rules(self, module: Module, ctx: PassContext) -> list[Rule]:
+        """One rule, rooted at `swiglu`."""
+        return [FuseLayers(WeightReaders(module), _GATE_UP, ("gate", "up"))]

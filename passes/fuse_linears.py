@@ -8,16 +8,42 @@ stacking would store it twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.shape import SplitAttributes
+from edgecc.ir.patterns import Match, OpPattern
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.rules import Rule
 from edgecc.ir.weights import Unbound
 
 
-def why_not_fusable(module: Module, nodes: Sequence[Node]) -> str:
+class WeightReaders:
+    """Which nodes read each weight, directly or through a derived one.
+
+    Made once for a pass. Fusing keeps it right for all other layers: what is fused had no reader
+    besides the fused layers.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._readers: dict[str, dict[Node, str]] = {}
+        for graph in module.graphs.values():
+            for node in graph.nodes:
+                for weight in node.weights:
+                    for symbol in module.weights.dependencies(weight):
+                        self._readers.setdefault(symbol, {})[node] = graph.name
+
+    def elsewhere(self, symbols: Collection[str], nodes: Collection[Node]) -> str:
+        """Which of the weights a node besides the given ones reads; empty when none does."""
+        for symbol in symbols:
+            for node, graph in self._readers.get(symbol, {}).items():
+                if node not in nodes:
+                    return f"@{symbol} is also read in @{graph} by {node!r}"
+        return ""
+
+
+def why_not_fusable(module: Module, nodes: Sequence[Node], readers: WeightReaders) -> str:
     """Why these linear layers cannot become one exactly; empty when they can."""
     table = module.weights
     if any(len(n.weights) != 1 for n in nodes):
@@ -30,7 +56,7 @@ def why_not_fusable(module: Module, nodes: Sequence[Node]) -> str:
     weights = [table[s] for s in symbols]
     if any(isinstance(w.source, Unbound) for w in weights):
         return "a weight is unbound"
-    shared = _read_elsewhere(module, nodes, set(symbols))
+    shared = readers.elsewhere(symbols, nodes)
     if shared:
         return shared
     try:
@@ -46,19 +72,6 @@ def why_not_fusable(module: Module, nodes: Sequence[Node]) -> str:
     return ""
 
 
-def _read_elsewhere(module: Module, nodes: Sequence[Node], symbols: set[str]) -> str:
-    """Which of the weights another node reads, directly or through a derived weight."""
-    for graph in module.graphs.values():
-        for node in graph.nodes:
-            if node in nodes:
-                continue
-            for weight in node.weights:
-                shared = symbols.intersection(module.weights.dependencies(weight))
-                if shared:
-                    return f"@{min(shared)} is also read in @{graph.name} by {node!r}"
-    return ""
-
-
 def common_name(names: Sequence[str]) -> str:
     """`a.q_proj.weight`, `a.k_proj.weight` give `a.q_proj+k_proj.weight`."""
     split = [n.split(".") for n in names]
@@ -67,10 +80,10 @@ def common_name(names: Sequence[str]) -> str:
     return "+".join(names)
 
 
-def fuse(module: Module, graph: Graph, nodes: Sequence[Node], pass_name: str) -> Node:
+def fuse(rewriter: Rewriter, nodes: Sequence[Node]) -> Node:
     """Replace linear layers of one input by one layer and a split; returns the new layer."""
-    rewriter = Rewriter(module, graph, pass_name)
-    table = module.weights
+    graph: Graph = rewriter.graph
+    table = rewriter.module.weights
     anchor = min(nodes, key=graph.nodes.order)
     symbols = [table.resolve(n.weights[0]) for n in nodes]
     fused = table.derive(common_name(symbols), "concat_rows", tuple(symbols))
@@ -88,3 +101,30 @@ def fuse(module: Module, graph: Graph, nodes: Sequence[Node], pass_name: str) ->
     for node, piece in zip(nodes, split.results, strict=True):
         rewriter.replace(node, (piece,))
     return linear
+
+
+class FuseLayers(Rule):
+    """Linear layers of one value, found by a pattern, become one."""
+
+    explains = True
+
+    def __init__(self, readers: WeightReaders, pattern: OpPattern, labels: Sequence[str]) -> None:
+        self.readers = readers
+        self.pattern = pattern  # type: ignore[misc]
+        self.labels = tuple(labels)
+
+    def check(self, match: Match) -> str:
+        """Whether stacking is exact."""
+        return why_not_fusable(match.module, self._layers(match), self.readers)
+
+    def rewrite(self, match: Match, rewriter: Rewriter) -> None:
+        """Fuse; the root stays."""
+        fuse(rewriter, self._layers(match))
+
+    def done(self, match: Match) -> str:
+        """The stacked weight."""
+        symbols = [match.module.weights.resolve(n.weights[0]) for n in self._layers(match)]
+        return f"@{common_name(symbols)}"
+
+    def _layers(self, match: Match) -> list[Node]:
+        return [match[label] for label in self.labels]

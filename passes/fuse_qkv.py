@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from edgecc.ir.core import Graph, Module, Node, Value
-from edgecc.passes.base import NoOptions, Pass, PassContext, site
-from edgecc.passes.fuse_linears import fuse, why_not_fusable
+from edgecc.ir.core import Module
+from edgecc.ir.patterns import OpPattern, Pattern, op, through, var
+from edgecc.ir.rules import Rule
+from edgecc.passes.base import NoOptions, PassContext
+from edgecc.passes.fuse_linears import FuseLayers, WeightReaders
+from edgecc.passes.rewrite import RewritePass
 
-_PASS_THROUGH = ("rms_norm", "rope")
+_BETWEEN = {"rms_norm": 0, "rope": 0, "cache_update": 1}
+"""What lies between a projection and the attention, with the operand that carries its rows."""
 
 
-class FuseQkv(Pass[NoOptions]):
+def _attention(q: str, k: str, v: str) -> OpPattern:
+    """An attention whose labelled operands come from layers of one value."""
+
+    def layer(operand: str, label: str) -> Pattern:
+        return through(_BETWEEN, op("linear", var("x"), label=label)) if label else var(operand)
+
+    return op("attention", layer("q", q), layer("k", k), layer("v", v), var("length"))
+
+
+_GROUPS = (("q", "k", "v"), ("q", "k", "k"), ("", "k", "v"))
+"""What is stacked, widest first; one layer may give keys and values."""
+
+
+class FuseQkv(RewritePass[NoOptions]):
     """Stack the projections that feed one attention into one linear layer.
 
     What it does
         Follows q, k and v of an `attention` back through per-head norms and rotary embedding to
-        their linear layers, and stacks those that read the same value. In a block draft, where
-        keys and values also cover the context rows and queries do not, k and v are stacked and q
-        stays alone.
+        their linear layers, and stacks all three when they read one value. In a block draft,
+        where keys and values also cover the context rows and queries do not, and where only the
+        query's layer does not fit, k and v are stacked and q stays alone.
 
     Why
         One larger product instead of three small ones; k and v are narrow in grouped-query
@@ -50,38 +67,10 @@ class FuseQkv(Pass[NoOptions]):
 
     name = "fuse-qkv"
 
-    def run(self, module: Module, ctx: PassContext) -> bool:
-        """Fuse above every `attention`."""
-        changed = False
-        for graph in module.graphs.values():
-            for node in [n for n in graph.nodes if n.op.name == "attention"]:
-                changed |= self._fuse(module, graph, node, ctx)
-        return changed
-
-    def _fuse(self, module: Module, graph: Graph, node: Node, ctx: PassContext) -> bool:
-        layers = [p for p in map(_projection, node.operands[:3]) if p is not None]
-        groups: dict[Value, list[Node]] = {}
-        for layer in dict.fromkeys(layers):
-            groups.setdefault(layer.operands[0], []).append(layer)
-        changed = False
-        for group in groups.values():
-            if len(group) < 2:
-                continue
-            where = site(graph, node)
-            reason = why_not_fusable(module, group)
-            if reason:
-                self.remark(ctx, where, reason, applied=False)
-                continue
-            fused = fuse(module, graph, group, self.name)
-            self.remark(ctx, where, f"@{fused.weights[0]}", applied=True)
-            changed = True
-        return changed
-
-
-def _projection(value: Value) -> Node | None:
-    """The linear layer a query, key or value comes from."""
-    node = value.producer
-    while node is not None and node.op.name in (*_PASS_THROUGH, "cache_update"):
-        source = node.operands[1] if node.op.name == "cache_update" else node.operands[0]
-        node = source.producer
-    return node if node is not None and node.op.name == "linear" else None
+    def rules(self, module: Module, ctx: PassContext) -> list[Rule]:
+        """One rule for each group of projections, rooted at `attention`."""
+        readers = WeightReaders(module)
+        return [
+            FuseLayers(readers, _attention(*group), [*dict.fromkeys(filter(None, group))])
+            for group in _GROUPS
+        ]

@@ -6,6 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["edgecc.testing.pytest_golden", "pytester"]
+
 # Time is not checked: machines are shared, and a slow example says nothing about the code.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

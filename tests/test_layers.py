@@ -31,6 +31,9 @@ OUTLINE = (
     "edgecc/nvfp4.py",
     "edgecc/roles.py",
     "edgecc/ir/__init__.py",
+    "edgecc/ir/interpreter.py",
+    "edgecc/ir/recipes.py",
+    "edgecc/ir/rope.py",
     "edgecc/passes/__init__.py",
     "edgecc/frontends/__init__.py",
     "edgecc/backends/__init__.py",
@@ -39,6 +42,7 @@ OUTLINE = (
     "edgecc/backends/onnx/__init__.py",
     "edgecc/backends/onnxruntime/__init__.py",
     "edgecc/backends/runtime/__init__.py",
+    "edgecc/backends/torch/__init__.py",
 )
 
 ALLOWED = (
@@ -53,6 +57,9 @@ ALLOWED = (
     ("edgecc/backends/onnx/__init__.py", "edgecc.ir"),
     ("edgecc/backends/onnxruntime/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.bundle"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.backends.base"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.ir"),
+    ("edgecc/backends/torch/__init__.py", "torch"),
 )
 
 FORBIDDEN = (
@@ -81,6 +88,13 @@ FORBIDDEN = (
     ("edgecc/backends/runtime/__init__.py", "edgecc.passes"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.onnxruntime"),
+    ("edgecc/backends/runtime/__init__.py", "edgecc.backends.torch"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.passes"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.backends.onnx"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.backends.onnxruntime"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.backends.runtime"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.ir.interpreter"),
+    ("edgecc/backends/torch/__init__.py", "edgecc.nvfp4"),
     ("edgecc/backends/base.py", "edgecc.ir"),  # the runtime imports base
 )
 
@@ -181,6 +195,13 @@ def test_importing_edgecc_loads_nothing_heavy() -> None:
     heavy = ("numpy", "networkx", "onnxruntime", "tokenizers", "safetensors", "rich", "click")
 
     assert loaded_by("edgecc", *COMPILER, *FRAMEWORKS, *heavy, "edgecc.backends") == []
+
+
+@pytest.mark.parametrize(
+    "module", ["edgecc.driver", "edgecc.cli.main", "edgecc.backends.torch", "edgecc.ir"]
+)
+def test_pytorch_is_loaded_when_it_is_asked_for(module: str) -> None:
+    assert loaded_by(module, "torch") == []
 
 
 def test_importing_edgecc_is_quick() -> None:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
-from safetensors import safe_open
 
 import edgecc
-
-PAIRS = Path(__file__).parents[1] / "data" / "pairs"
-TARGET = PAIRS / "tiny-qwen3-nvfp4"
-DRAFT = PAIRS / "tiny-qwen3-dspark"
-GOLDENS = PAIRS / "goldens-tiny-qwen3-dspark.safetensors"
+from helpers.goldens import DRAFT, TARGET, read_goldens
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +35,4 @@ def full_generator(tmp_path_factory):
 @pytest.fixture(scope="session")
 def goldens():
     """Golden arrays by prompt and key."""
-    with safe_open(GOLDENS, "np") as file:
-        values: dict[str, dict[str, np.ndarray]] = {}
-        for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dict)
-            prompt, _, key = name.partition(".")
-            values.setdefault(prompt, {})[key] = file.get_tensor(name)
-    return values
+    return read_goldens()

@@ -7,15 +7,9 @@ import pytest
 
 from edgecc.backends.runtime import Session, SpeculativeDecoder
 from edgecc.roles import Role
+from helpers.goldens import PROMPTS, relative
 
-PROMPTS = ("p0", "p1", "p2", "p3")
 TOLERANCE = 1e-4
-
-
-def relative(found, expected):
-    """Largest difference, relative to the largest reference value."""
-    assert found.shape == expected.shape
-    return np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
 
 
 def run_target(generator, ids, rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,18 @@ from edgecc.ir.ops.base import GraphSignature
 from edgecc.ir.types import Dim, sym, symbols_of
 
 Array: TypeAlias = NDArray[Any]
+
+
+class Evaluator(Protocol):
+    """Evaluates graphs of one module: the interpreter, or an oracle with the same interface."""
+
+    def run(self, graph: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of a graph by name."""
+        ...
+
+
+MakeEvaluator: TypeAlias = Callable[[Module, type[np.floating[Any]]], Evaluator]
+"""Makes the evaluator of a module in float32 or float64."""
 
 
 def tensor(text: str) -> TensorType:
@@ -63,8 +75,9 @@ def run_op(
     *,
     dtype: type[np.floating[Any]] = np.float32,
     types: Sequence[str] = (),
+    evaluator: MakeEvaluator = Interpreter,
 ) -> list[Array]:
-    """Results of an op on arrays, computed by the interpreter on a graph of one node.
+    """Results of an op on arrays, computed on a graph of one node.
 
     Args:
         op: Name of the op.
@@ -73,6 +86,7 @@ def run_op(
         attrs: Its attributes.
         dtype: Type of the evaluation.
         types: Types of the inputs, for example with symbols; default those of the arrays.
+        evaluator: What computes them.
     """
     module = Module("one op")
     builder = Builder(module, "main")
@@ -87,7 +101,7 @@ def run_op(
     node = builder.node(op, inputs, symbols, attrs)
     for i, result in enumerate(node.results):
         builder.output(result, f"y{i}", Role.ACTIVATION)
-    values = Interpreter(module, dtype).run("main", {f"x{i}": a for i, a in enumerate(operands)})
+    values = evaluator(module, dtype).run("main", {f"x{i}": a for i, a in enumerate(operands)})
     return list(values.values())
 
 
@@ -115,10 +129,13 @@ class Case:
 Cases: TypeAlias = Mapping[str, Callable[[np.random.Generator], Case]]
 
 
-def check_reference(op: str, case: Case, *, tolerance: float = 3e-6) -> None:
+def check_reference(
+    op: str, case: Case, *, tolerance: float = 3e-6, evaluator: MakeEvaluator = Interpreter
+) -> None:
     """Compare an op with its expected values in float32 and float64, with and without symbols."""
     for dtype, bound in ((np.float32, tolerance), (np.float64, 1e-13)):
-        found = run_op(op, case.operands, case.weights, case.attrs, dtype=dtype)
+        options: Any = {"dtype": dtype, "evaluator": evaluator}
+        found = run_op(op, case.operands, case.weights, case.attrs, **options)
         assert len(found) == len(case.expected)
         for value, expected in zip(found, case.expected, strict=True):
             assert value.shape == expected.shape
@@ -129,9 +146,7 @@ def check_reference(op: str, case: Case, *, tolerance: float = 3e-6) -> None:
             else:
                 assert value.dtype == expected.dtype
                 np.testing.assert_array_equal(value, expected)
-        symbolic = run_op(
-            op, case.operands, case.weights, case.attrs, dtype=dtype, types=case.types
-        )
+        symbolic = run_op(op, case.operands, case.weights, case.attrs, types=case.types, **options)
         assert_same_bits(symbolic, found)
     assert infer(op, case.types, case.weights, case.attrs) == list(case.results)
 

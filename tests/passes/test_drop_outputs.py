@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgecc.errors import UsageError
 from edgecc.ir import Builder, DType, Module, Role, verify
@@ -10,7 +14,7 @@ from edgecc.passes.dce import Dce
 from edgecc.passes.drop_outputs import OPTIONAL, DropOutputs, DropOutputsOptions
 from helpers.modules import evaluate, interface, module_text
 from helpers.ops import assert_same_bits
-from helpers.pairs import PairOptions, pair, pair_inputs
+from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 
 OWN = PairOptions(draft_head="own", draft_embedding="own")
 CACHES = ["k_cache.0", "v_cache.0"]
@@ -102,3 +106,28 @@ def test_outputs_of_called_graphs_stay():
 def test_spelling():
     assert str(DropOutputs()) == "drop-outputs"
     assert str(DropOutputs(DropOutputsOptions("confidence"))) == "drop-outputs{roles=confidence}"
+
+
+@FEWER
+@given(pair_options(), st.sets(st.sampled_from(sorted(Role)), min_size=1), st.integers(0, 9))
+def test_random_pairs(options, roles, seed):
+    """What is not asked for stays, in order and bit for bit; what is not optional always stays."""
+    options = replace(options, draft_head="own", draft_embedding="own")
+    module = pair(options)
+    inputs = pair_inputs(module, options, seed)
+    before, graphs = evaluate(module, inputs), {g.name: interface(g) for g in module.entries()}
+    kept = {
+        name: [o for o in graph.outputs if o.role not in roles & set(OPTIONAL)]
+        for name, graph in module.graphs.items()
+    }
+
+    made = DropOutputs(DropOutputsOptions("+".join(sorted(roles))))
+    changed = made.run(module, PassContext())
+
+    assert verify(module) == []
+    assert {name: graph.outputs for name, graph in module.graphs.items()} == kept
+    after = evaluate(module, inputs)
+    assert list(after) == [f"{g}.{o.name}" for g, outputs in kept.items() for o in outputs]
+    assert_same_bits(list(after.values()), [before[name] for name in after])
+    assert changed is ({g.name: interface(g) for g in module.entries()} != graphs)
+    assert not made.run(module, PassContext())

@@ -180,7 +180,7 @@ def bias() -> Builder:
     return b
 
 
-@near_miss("the layers read different inputs")
+@near_miss("x of linear is %x, expected %other as before")
 def inputs() -> Builder:
     b, x = mlp()
     other = b.input("other", DType.F32, x.type.shape, Role.ACTIVATION)
@@ -241,7 +241,7 @@ def a_reader_of_a_derived_weight() -> Builder:
     return b
 
 
-@near_miss("")
+@near_miss("gate of swiglu is made by silu, expected linear")
 def operand_that_is_no_linear_layer() -> Builder:
     b, _ = mlp()
     silu = b.op("silu", b.graph.nodes[0].result)
@@ -251,7 +251,7 @@ def operand_that_is_no_linear_layer() -> Builder:
     return b
 
 
-@near_miss("")
+@near_miss("gate of swiglu is a graph input, expected linear")
 def operand_that_is_an_input() -> Builder:
     b, _ = mlp()
     gate = b.input("gate", DType.F32, (sym("t"), 6), Role.ACTIVATION)
@@ -260,7 +260,7 @@ def operand_that_is_an_input() -> Builder:
     return b
 
 
-@near_miss("")
+@near_miss("two layers share one weight")
 def one_layer_for_both() -> Builder:
     b, _ = mlp()
     swiglu = b.graph.nodes[2]

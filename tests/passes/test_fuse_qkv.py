@@ -72,7 +72,7 @@ def test_every_layer():
         ({"bias": True}, "a layer has a bias", "a layer has a bias"),
         (
             {"special": {"q_proj": "bf16"}},
-            "encodings differ: dense<bf16>, nvfp4<block=4>",
+            "@target.layers.0.k_proj+v_proj.weight",
             "@draft.layers.0.k_proj+v_proj.weight",
         ),
         (
@@ -87,7 +87,7 @@ def test_every_layer():
         ),
         (
             {"special": {"q_proj": "other"}},
-            "weight_scale_2 differs between the layers",
+            "@target.layers.0.k_proj+v_proj.weight",
             "@draft.layers.0.k_proj+v_proj.weight",
         ),
     ],

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgecc.devices import DEVICES, get_device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
@@ -13,8 +15,9 @@ from edgecc.ir.ops import OPS
 from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.legalize import Legalize, LegalizeOptions
+from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.manager import PassManager
-from helpers.modules import module_text
+from helpers.modules import check_pass, module_text, modules
 from helpers.pairs import PairOptions, pair
 from helpers.weights import dense, packed
 
@@ -182,3 +185,20 @@ def test_every_op_is_run_by_a_device_or_removed_by_a_pass():
     for device in DEVICES.values():
         assert device.ops <= set(OPS)
         assert device.ops.isdisjoint(removed)
+
+
+@given(modules(), st.sampled_from(sorted(DEVICES)), st.sampled_from(["dense", "int8-split"]))
+def test_random_modules(module, device, form):
+    """Before lowering, weights that are not f32 are named one by one; afterwards there are none."""
+    foreign = {
+        (node.op.name, str(module.weights[symbol].encoding))
+        for graph in module.graphs.values()
+        for node in graph.nodes
+        for symbol in node.weights
+        if module.weights[symbol].encoding != Dense(DType.F32)
+    }
+    messages = [d.message for d in findings(module, device)]
+    wanted = [f"device {device} has no {op} for {encoding}" for op, encoding in foreign]
+    assert sorted(messages) == sorted(wanted)
+    LowerEncodings(LowerEncodingsOptions(form)).run(module, PassContext())
+    assert not check_pass(Legalize(LegalizeOptions(device)), module)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import pytest
@@ -104,22 +103,12 @@ def test_repeat_gives_up():
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_every_pass_has_a_manual_and_its_names_agree(name):
+def test_the_names_of_every_pass_agree(name):
     cls = get_pass(name)
     module, _, attribute = PASSES[name].partition(":")
     assert cls.name == name
     assert module == f"edgecc.passes.{name.replace('-', '_')}"
     assert attribute == "".join(word.capitalize() for word in name.split("-"))
-    for heading in (
-        "What it does",
-        "Why",
-        "Example",
-        "Options",
-        "Requires and ensures",
-        "Exactness",
-        "Limits",
-    ):
-        assert re.search(rf"^    {heading}:?$", cls.__doc__, re.MULTILINE), heading
 
 
 def test_other_packages_add_passes(monkeypatch):

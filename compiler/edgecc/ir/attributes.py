@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -37,7 +38,7 @@ def build_attributes(cls: type[Attributes], literals: Mapping[str, Literal]) -> 
             raise AttributeSyntaxError(
                 f"unknown attribute {name}", did_you_mean(name, fields) if fields else "it has none"
             )
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in literals:
@@ -45,6 +46,11 @@ def build_attributes(cls: type[Attributes], literals: Mapping[str, Literal]) -> 
         elif field.default is dataclasses.MISSING:
             raise AttributeSyntaxError(f"attribute {name} is missing")
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type[Attributes]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def print_literal(value: object) -> str:

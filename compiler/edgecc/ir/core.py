@@ -192,6 +192,12 @@ class Graph:
         return f"<graph @{self.name}: {len(self.nodes)} nodes>"
 
 
+def site(graph: Graph, node: Node) -> str:
+    """Where a node is: its graph, and the checkpoint module that it comes from, if known."""
+    origin = node.location.origin
+    return f"@{graph.name}, " + (f"{node.op.name} of {origin}" if origin else repr(node))
+
+
 @dataclass(eq=False)
 class Module:
     """Several graphs over one weight table: a target/draft pair is one module.

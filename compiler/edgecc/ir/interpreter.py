@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from edgecc.errors import RequestError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
+from edgecc.ir.evaluation import check_cast, find_graph, last_uses, match_shape, positional
 from edgecc.ir.ops.base import EvalContext, WeightView, round_to
-from edgecc.ir.types import DimExpr, TensorType
+from edgecc.ir.types import TensorType
 
 
 class Interpreter:
@@ -46,20 +46,8 @@ class Interpreter:
             RequestError: There is no such graph, or an input is missing, unknown, of the wrong
                 shape, or not of integers where the graph wants them.
         """
-        if graph not in self.module.graphs:
-            raise RequestError(
-                "run/unknown-graph",
-                f"no graph @{graph}",
-                help=did_you_mean(graph, self.module.graphs),
-            )
-        target = self.module.graphs[graph]
-        names = {i.name for i in target.inputs}
-        if names != set(inputs):
-            raise RequestError(
-                "run/inputs",
-                f"graph @{graph} takes {sorted(names)}, got {sorted(inputs)}",
-            )
-        values = self._evaluate(target, [inputs[i.name] for i in target.inputs])
+        target = find_graph(self.module, graph)
+        values = self._evaluate(target, positional(target, inputs))
         return {o.name: v for o, v in zip(target.outputs, values, strict=True)}
 
     def node(self, node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
@@ -77,13 +65,13 @@ class Interpreter:
         for item, array in zip(graph.inputs, inputs, strict=True):
             what = f"@{graph.name}: input %{item.name}"
             cast = self._cast(what, np.asarray(array), item.value.type)
-            _match(what, cast, item.value.type, binding)
+            match_shape(what, cast.shape, item.value.type, binding)
             values[item.value] = cast
-        last = _last_uses(graph)
+        last = last_uses(graph.nodes, (o.value for o in graph.outputs))
         for index, node in enumerate(graph.nodes):
             results = self.node(node, [values[o] for o in node.operands])
             for value, array in zip(node.results, results, strict=True):
-                _match(f"@{graph.name}: {node!r}", array, value.type, binding)
+                match_shape(f"@{graph.name}: {node!r}", array.shape, value.type, binding)
                 values[value] = round_to(array, value.type.dtype)
             for value in last.get(index, ()):
                 del values[value]
@@ -91,35 +79,6 @@ class Interpreter:
 
     def _cast(self, what: str, array: Array, type: TensorType) -> Array:
         dtype = self.dtype if type.dtype.is_float else type.dtype.numpy
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise RequestError("run/dtype", f"{what}: expected {type}, got {array.dtype}")
+        check_cast(what, array.dtype, dtype, type)
         # C order, because NumPy sums other layouts in another order: rows would lose their bits.
         return round_to(array.astype(dtype, order="C"), type.dtype)
-
-
-def _last_uses(graph: Graph) -> dict[int, list[Value]]:
-    """Node index to the values nobody needs after it."""
-    kept = {o.value for o in graph.outputs}
-    last: dict[Value, int] = {}
-    for index, node in enumerate(graph.nodes):
-        for value in (*node.operands, *node.results):
-            last[value] = index
-    dead: dict[int, list[Value]] = {}
-    for value, index in last.items():
-        if value not in kept:
-            dead.setdefault(index, []).append(value)
-    return dead
-
-
-def _match(what: str, array: Array, type: TensorType, binding: dict[str, int]) -> None:
-    """Check an array against a type and learn the values of symbols that are whole axes."""
-    if array.ndim != type.rank:
-        raise RequestError("run/shape", f"{what}: expected {type}, got shape {array.shape}")
-    for size, dim in zip(array.shape, type.shape, strict=True):
-        expected = dim
-        if isinstance(dim, DimExpr):
-            if len(dim.terms) == 1 and dim.terms[0][1] == 1:
-                binding.setdefault(dim.terms[0][0], max(size - dim.constant, 0))
-            expected = dim.substitute(binding)
-        if isinstance(expected, int) and expected != size:
-            raise RequestError("run/shape", f"{what}: expected {type}, got shape {array.shape}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -22,8 +22,7 @@ class Kind(StrEnum):
     BAD = "an unknown character"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One token: kind, spelling, and where it starts (line and column from 1)."""
 
     kind: Kind
@@ -46,6 +45,9 @@ _PATTERN = re.compile(
 )
 
 
+_KINDS = {kind.name: kind for kind in Kind}
+
+
 def tokenize(text: str) -> Iterator[Token]:
     """All tokens of a text, an END token last. Spaces and `//` comments are dropped."""
     line, start = 1, 0
@@ -53,7 +55,7 @@ def tokenize(text: str) -> Iterator[Token]:
         spelling = match.group()
         group = match.lastgroup or "BAD"
         if group != "SPACE":
-            yield Token(Kind[group], spelling, line, match.start() - start + 1)
+            yield Token(_KINDS[group], spelling, line, match.start() - start + 1)
         newlines = spelling.count("\n")
         if newlines:
             line += newlines

@@ -67,6 +67,35 @@ def rotate(x: Array, cos: Array, sin: Array, heads: int) -> Array:
     return np.concatenate([x1 * c - x2 * s, x2 * c + x1 * s, rest], axis=-1).reshape(x.shape)
 
 
+def check_start(start: Array, rows: int, capacity: int) -> None:
+    """Check that `rows` new rows from each `start` on fit into a cache.
+
+    Raises:
+        RequestError: They do not.
+    """
+    for first in start.tolist():
+        last = first + rows
+        if first < 0 or last > capacity:
+            raise RequestError(
+                "run/cache-overflow", f"rows {first}..{last} exceed the cache capacity {capacity}"
+            )
+
+
+def check_length(length: Array, queries: int, capacity: int) -> None:
+    """Check that each number of valid rows holds the queries and is held by the cache.
+
+    Raises:
+        RequestError: One does not.
+    """
+    for total in length.tolist():
+        if not queries <= total <= capacity:
+            raise RequestError(
+                "run/cache-length",
+                f"{total} valid rows: expected at least the {queries} new ones and at most the "
+                f"cache capacity {capacity}",
+            )
+
+
 def write_rows(cache: Array, new: Array, start: Array) -> Array:
     """A copy of the cache with rows of each sequence written from its `start` on.
 
@@ -75,14 +104,10 @@ def write_rows(cache: Array, new: Array, start: Array) -> Array:
     """
     b, kv_heads, capacity, head_dim = cache.shape
     rows = new.reshape(b, new.shape[1], kv_heads, head_dim).transpose(0, 2, 1, 3)
+    check_start(start, rows.shape[2], capacity)
     out = cache.copy()
     for i, first in enumerate(start.tolist()):
-        last = first + rows.shape[2]
-        if first < 0 or last > capacity:
-            raise RequestError(
-                "run/cache-overflow", f"rows {first}..{last} exceed the cache capacity {capacity}"
-            )
-        out[i, :, first:last] = rows[i]
+        out[i, :, first : first + rows.shape[2]] = rows[i]
     return out
 
 
@@ -95,17 +120,12 @@ def attend(
         RequestError: There are fewer than `s` valid rows, or more than the caches hold.
     """
     b, s, width = q.shape
+    check_length(length, s, k_cache.shape[2])
     group = attrs.heads // attrs.kv_heads
     queries = q.reshape(b, s, attrs.kv_heads, group, width // attrs.heads)
     out = np.empty_like(queries, shape=(b, s, attrs.kv_heads, group, v_cache.shape[-1]))
     for i in range(b):
         total = int(length[i])
-        if not s <= total <= k_cache.shape[2]:
-            raise RequestError(
-                "run/cache-length",
-                f"{total} valid rows: expected at least the {s} new ones and at most the cache "
-                f"capacity {k_cache.shape[2]}",
-            )
         for j in range(s):
             seen = total - s + j + 1 if attrs.causal else total
             keys, values = k_cache[i, :, :seen], v_cache[i, :, :seen]

@@ -1,0 +1,47 @@
+"""Elementwise arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgecc.backends.torch.kernel import Call, Kernel
+from edgecc.ir.ops import Attributes
+
+
+def add(call: Call[Attributes]) -> Tensor:
+    """Sum."""
+    return torch.add(*call.operands)
+
+
+def mul(call: Call[Attributes]) -> Tensor:
+    """Product."""
+    return torch.mul(*call.operands)
+
+
+def silu(call: Call[Attributes]) -> Tensor:
+    """Swish with slope 1."""
+    return functional.silu(call.operands[0])
+
+
+def sigmoid(call: Call[Attributes]) -> Tensor:
+    """Logistic function."""
+    return torch.sigmoid(call.operands[0])
+
+
+def swiglu(call: Call[Attributes]) -> Tensor:
+    """Swish of the gate times up."""
+    gate, up = call.operands
+    return functional.silu(gate) * up
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "add": add,
+    "mul": mul,
+    "silu": silu,
+    "sigmoid": sigmoid,
+    "swiglu": swiglu,
+}

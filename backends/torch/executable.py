@@ -1,0 +1,87 @@
+"""One graph behind the contract of the runtime, so that decoding can run on the second oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from edgecc.backends.base import Array, Role
+from edgecc.backends.torch.executor import TorchExecutor
+from edgecc.backends.torch.tensors import to_array, torch_dtype
+from edgecc.errors import RequestError
+from edgecc.ir.core import Input, Output
+from edgecc.ir.evaluation import find_graph
+from edgecc.ir.types import DimExpr
+
+
+class TorchExecutable:
+    """Runs one graph of a module and owns its caches, for one sequence. See `backends.base`.
+
+    Args:
+        executor: Evaluates the graph.
+        graph: Its name: `target` or `draft`.
+
+    Raises:
+        RequestError: The module has no such graph.
+    """
+
+    def __init__(self, executor: TorchExecutor, graph: str) -> None:
+        self._executor = executor
+        self._graph = find_graph(executor.module, graph)
+        self._inputs: dict[Role, Input] = {
+            i.role: i for i in self._graph.inputs if i.role is not Role.KV_CACHE
+        }
+        self._outputs: dict[Role, Output] = {
+            o.role: o for o in self._graph.outputs if o.role is not Role.KV_CACHE
+        }
+        self._updates = {o.name: o.alias for o in self._graph.outputs if o.alias is not None}
+        self._caches: dict[str, Tensor] = {
+            item.name: torch.zeros(
+                [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape],
+                dtype=executor.dtype,
+                device=executor.device,
+            )
+            for item in self._graph.by_role(Role.KV_CACHE)
+        }
+
+    @property
+    def capacity(self) -> int:
+        """Rows each KV cache holds; 0 without any."""
+        return min((cache.shape[2] for cache in self._caches.values()), default=0)
+
+    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+        """See `Executable.run`; the results are copies. A call that is refused changes no cache.
+
+        Raises:
+            RequestError: An input or output is missing, unknown, of the wrong dtype or shape, or
+                the new rows do not fit into the caches.
+        """
+        if inputs.keys() != self._inputs.keys():
+            raise RequestError(
+                "run/inputs",
+                f"graph @{self._graph.name} takes {_names(self._inputs)}, got {_names(inputs)}",
+            )
+        for role in outputs:
+            if role not in self._outputs:
+                raise RequestError(
+                    "run/outputs",
+                    f"graph @{self._graph.name} has no output {role!s}",
+                    notes=[f"it has {_names(self._outputs)}"],
+                )
+        named = {self._inputs[role].name: array for role, array in inputs.items()}
+        wanted = [self._outputs[role].name for role in outputs]
+        found = self._executor.run_tensors(
+            self._graph.name, {**named, **self._caches}, [*wanted, *self._updates]
+        )
+        self._caches |= {cache: found[name] for name, cache in self._updates.items()}
+        return {role: self._array(found, self._outputs[role]) for role in outputs}
+
+    def _array(self, found: Mapping[str, Tensor], output: Output) -> Array:
+        """An output in the dtype of its type, whatever it was computed in."""
+        return to_array(found[output.name].to(torch_dtype(output.value.type.dtype)))
+
+
+def _names(roles: Mapping[Role, object]) -> str:
+    return ", ".join(sorted(map(str, roles))) or "nothing"

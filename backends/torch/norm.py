@@ -1,0 +1,23 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgecc.backends.torch.kernel import Call, Kernel
+from edgecc.ir.ops.norm import RmsNormAttributes
+
+
+def rms_norm(call: Call[RmsNormAttributes]) -> Tensor:
+    """`torch.nn.functional.rms_norm` over each group of the last axis."""
+    (x,) = call.operands
+    weight = call.weights[0].dense()
+    grouped = torch.unflatten(x, -1, (call.attrs.groups, weight.shape[0]))
+    return functional.rms_norm(grouped, weight.shape, weight, call.attrs.eps).flatten(-2)
+
+
+KERNELS: Mapping[str, Kernel] = {"rms_norm": rms_norm}

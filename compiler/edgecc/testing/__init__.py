@@ -1,0 +1,1 @@
+"""What tests of passes share: yours as well as ours."""

@@ -1,0 +1,33 @@
+"""The shipped pair and the values transformers computed for it: see tests/data/pairs/README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+PAIRS = Path(__file__).parents[1] / "data" / "pairs"
+TARGET = PAIRS / "tiny-qwen3-nvfp4"
+DRAFT = PAIRS / "tiny-qwen3-dspark"
+GOLDENS = PAIRS / "goldens-tiny-qwen3-dspark.safetensors"
+
+PROMPTS = ("p0", "p1", "p2", "p3")
+
+
+def read_goldens() -> dict[str, dict[str, NDArray[Any]]]:
+    """Golden arrays by prompt and key."""
+    values: dict[str, dict[str, NDArray[Any]]] = {}
+    with safe_open(GOLDENS, "np") as file:
+        for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dict)
+            prompt, _, key = name.partition(".")
+            values.setdefault(prompt, {})[key] = file.get_tensor(name)
+    return values
+
+
+def relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Largest difference, relative to the largest reference value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
