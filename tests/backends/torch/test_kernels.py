@@ -17,6 +17,7 @@ from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
@@ -155,7 +156,13 @@ def markov_chain(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(base, anchor, weights=weights, attrs=MarkovChainAttributes(n.group, 5))
 
 
+def cast(rng: np.random.Generator, n: Sizes) -> Case:
+    attrs = CastAttributes("bf16" if n.causal else "f16")
+    return plain(values(rng, n.b, n.s, 5, scale=4), attrs=attrs)
+
+
 RANDOM: Mapping[str, Make] = {
+    "cast": cast,
     "silu": unary,
     "sigmoid": unary,
     "add": binary,
