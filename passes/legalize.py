@@ -34,8 +34,8 @@ class Legalize(Pass[LegalizeOptions]):
     """Report every node and weight the device has no way to run.
 
     What it does
-        Compares ops and weight encodings with the device record. It changes nothing: what can be
-        rewritten has been by the passes before.
+        Compares ops, element types and weight encodings with the device record. It changes nothing:
+        what can be rewritten has been by the passes before.
 
     Why
         An error that names the op, the node and the checkpoint tensor beats the one an engine would
@@ -83,6 +83,21 @@ class Legalize(Pass[LegalizeOptions]):
         return False
 
 
+def _types(node: Node, device: Device, where: str) -> list[Diagnostic]:
+    """Results in floating-point types the device has no kernels for."""
+    found = {r.type.dtype.value for r in node.results if r.type.dtype.is_float}
+    return [
+        Diagnostic(
+            "legalize/dtype",
+            f"device {device.name} computes in {', '.join(sorted(device.float_types))}, "
+            f"{node.op.name} gives {dtype}",
+            where,
+            help="leave out assign-precision for this device",
+        )
+        for dtype in sorted(found - device.float_types)
+    ]
+
+
 def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
     """The first finding of each message: a missing pass gives one for every layer."""
     kinds: dict[str, list[Diagnostic]] = {}
@@ -111,7 +126,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
                 help=_way_out(node.op.name),
             )
         ]
-    findings = []
+    findings = _types(node, device, where)
     for symbol in node.weights:
         encoding = module.weights[module.weights.resolve(symbol)].encoding
         if not _computes(node.op.name, encoding):

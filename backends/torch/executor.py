@@ -21,7 +21,7 @@ from edgecc.backends.torch import (
     state,
 )
 from edgecc.backends.torch.kernel import Call, Kernel
-from edgecc.backends.torch.tensors import numpy_dtype, to_array, to_tensor, torch_dtype
+from edgecc.backends.torch.tensors import numpy_dtype, round_to, to_array, to_tensor, torch_dtype
 from edgecc.backends.torch.weights import WeightStore
 from edgecc.errors import RequestError, UnsupportedError, UsageError, did_you_mean
 from edgecc.ir.analysis import ancestors
@@ -167,13 +167,13 @@ class TorchExecutor:
             what = f"@{graph.name}: input %{item.name}"
             tensor = self._take(what, given, item.value.type)
             match_shape(what, tensor.shape, item.value.type, binding)
-            values[item.value] = tensor
+            values[item.value] = round_to(tensor, item.value.type.dtype)
         last = last_uses(nodes, wanted)
         for index, node in enumerate(nodes):
             results = self.node(node, [values[o] for o in node.operands])
             for value, tensor in zip(node.results, results, strict=True):
                 match_shape(f"@{graph.name}: {node!r}", tensor.shape, value.type, binding)
-                values[value] = tensor
+                values[value] = round_to(tensor, value.type.dtype)
             for value in last.get(index, ()):
                 del values[value]
         return tuple(values[v] for v in wanted)

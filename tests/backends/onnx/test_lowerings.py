@@ -16,6 +16,7 @@ from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
 from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
@@ -605,6 +606,37 @@ def rope_of_wide_heads(random: np.random.Generator, batch: int, rows: int) -> Ca
 @case("rope")
 def rope_of_half_a_head(random: np.random.Generator, batch: int, rows: int) -> Case:
     return _rope(random, random.integers(0, 64, (batch, rows)), 4, 64, 32)
+
+
+@case("cast")
+def cast_to_the_same_type(random: np.random.Generator, batch: int, rows: int) -> Case:
+    x = normal(random, batch, rows, 8)
+
+    def build(b: GraphBuilder) -> None:
+        b.give("y", b.op("cast", b.take("x", (B, T, 8)), attrs=CastAttributes("f32")))
+
+    return Case(build, {"x": x}, {"y": wide(x)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_narrow_casts_round_like_the_reference(
+    dtype: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`legalize` refuses them on these devices, which have no other 16-bit kernels."""
+    monkeypatch.setattr("helpers.lowering.Legalize.run", lambda *_: False)
+
+    def build(b: GraphBuilder) -> None:
+        narrow = b.op("cast", b.take("x", (1, T, 8)), attrs=CastAttributes(dtype))
+        b.give("y", b.op("cast", narrow, attrs=CastAttributes("f32")))
+
+    x = normal(np.random.default_rng(0), 1, 9, 8)
+    x[0, 0, :3] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-11 + 1]  # halfway between two
+    builder = GraphBuilder()
+    build(builder)
+    expected = Interpreter(builder.module).run(GRAPH, {"x": x})
+    graph = lowered(build, device, tmp_path)
+    assert graph.run({"x": x})["y"].tobytes() == expected["y"].tobytes()
 
 
 def test_every_op_has_a_case() -> None:

@@ -17,6 +17,7 @@ from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
@@ -182,12 +183,18 @@ def gated_delta_net(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(*operands, weights=gates, attrs=attrs)
 
 
+def cast(rng: np.random.Generator, n: Sizes) -> Case:
+    attrs = CastAttributes("bf16" if n.causal else "f16")
+    return plain(values(rng, n.b, n.s, 5, scale=4), attrs=attrs)
+
+
 RANDOM: Mapping[str, Make] = {
     "causal_conv1d": causal_conv1d,
     "gated_delta_net": gated_delta_net,
     "split_heads": lambda rng, n: plain(
         values(rng, n.b, n.s, 3 * n.group), attrs=SplitHeadsAttributes(n.group, (2, 1))
     ),
+    "cast": cast,
     "silu": unary,
     "sigmoid": unary,
     "add": binary,

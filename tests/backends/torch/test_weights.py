@@ -11,7 +11,17 @@ from edgecc.backends.torch.weights import WeightStore
 from edgecc.errors import LegalizeError, RequestError, UnsupportedError
 from edgecc.ir import NVFP4, Dense, DType, Encoding, Int8Block, Module, Unbound, Weight, WeightTable
 from helpers.oracle import on_devices
-from helpers.weights import E2M1, MemoryReader, Packed, dense, inline, packed, store
+from helpers.weights import (
+    E2M1,
+    SMALL_ENCODINGS,
+    MemoryReader,
+    Packed,
+    dense,
+    inline,
+    packed,
+    sample,
+    store,
+)
 
 
 def concrete(cls: type[Encoding]) -> set[type[Encoding]]:
@@ -51,6 +61,14 @@ def all_scales(rng: np.random.Generator) -> Packed:
 @on_devices
 def test_nvfp4_gives_the_exact_values(device):
     weight = all_scales(np.random.default_rng(1))
+    found = stored(table(w=weight.weight), device=device)["w"].dense()
+    np.testing.assert_array_equal(to_array(found), weight.values)
+
+
+@on_devices
+@pytest.mark.parametrize("encoding", SMALL_ENCODINGS, ids=str)
+def test_every_encoding_gives_the_values_of_the_formula(encoding, device):
+    weight = sample(np.random.default_rng(4), encoding, 10, 24)
     found = stored(table(w=weight.weight), device=device)["w"].dense()
     np.testing.assert_array_equal(to_array(found), weight.values)
 
