@@ -128,8 +128,10 @@ class Budget:
         key = wanted, depth, root
         if key not in self._expressions:
             options: list[Rule | None] = [r for r in self.rules if depth > 0 and r.fits(wanted)]
-            inputs = 1 if root else 1 + len(options) // 2
-            choice = st.sampled_from([None] * inputs + options)
+            # A rule has the same place at the root and below, so that subtrees can move up when
+            # they are shrunk.
+            more = [None] * (0 if root else len(options) // 2)
+            choice = st.sampled_from([None, *options, *more])
             self._expressions[key] = _grown(self, choice, wanted, depth)
         return self._expressions[key]
 
