@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from edgecc.ir import Module
-from edgecc.testing import modules
+from edgecc.testing import check_pass, modules
+from helpers.seeded_bugs import SwapsOperands
 
 SHRINK = settings(
     max_examples=1000,
@@ -33,11 +34,9 @@ def feeds(module: Module, first: str, second: str) -> bool:
 
 
 def is_shared(module: Module) -> bool:
-    """Whether the result of a layer is read by two kinds of ops."""
+    """Whether one result is read by two kinds of ops."""
     return any(
-        len({user.op.name for r in n.results for user in r.users()}) > 1
-        for n in nodes(module)
-        if n.op.name == "linear"
+        len({user.op.name for r in n.results for user in r.users()}) > 1 for n in nodes(module)
     )
 
 
@@ -63,3 +62,15 @@ def test_smallest_graph(what):
     assert len(nodes(module)) == size
     assert len(module.graphs) == 1
     assert sum(len(g.outputs) for g in module.graphs.values()) <= 2
+
+
+def test_a_mistake_in_a_pass_shrinks_to_the_op_it_is_about():
+    def caught(module: Module) -> bool:
+        try:
+            check_pass(SwapsOperands(), module)
+        except AssertionError:
+            return True
+        return False
+
+    module = find(modules(ops=["swiglu", "silu", "linear"]), caught, settings=SHRINK)
+    assert [n.op.name for n in nodes(module)] == ["swiglu"]
