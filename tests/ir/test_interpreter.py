@@ -285,3 +285,20 @@ def test_a_table_of_embeddings_is_not_read_as_a_whole():
     reader = module.weights.readers["c"]
     assert isinstance(reader, MemoryReader)
     assert len(reader.reads) == 2 * 3  # two different rows, three components
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_narrow_values_are_rounded_when_they_are_made(dtype):
+    """Inputs, results and outputs; the arithmetic in between is that of the evaluation."""
+    module = Module("m", symbols={"t": SymbolRange(0, 8)})
+    b = Builder(module, "main")
+    x = b.input("x", DType.BF16, (3,), Role.ACTIVATION)
+    y = b.op("add", x, x)
+    b.output(b.op("mul", y, y), "y", Role.ACTIVATION)
+    given = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 257.0])
+    found = Interpreter(module, dtype).run("main", {"x": given.astype(np.float32)})["y"]
+    assert found.dtype == dtype
+    rounded = np.array([1.0, 1 + 2.0**-6, 256.0])
+    exact = (2 * rounded) ** 2
+    assert found.tolist() == [4.0, 4.125, 262144.0]
+    assert np.max(np.abs(found - exact) / exact) < 2.0**-8

@@ -214,3 +214,35 @@ def test_random_pairs(options, form):
 def test_packed_pairs_change():
     module = pair(PairOptions(draft_head="own", draft_embedding="own"))
     assert LowerEncodings().run(module, PassContext())
+
+
+def test_tables_of_ids_stay():
+    """Widening a table of ids would make them floats."""
+    module = Module("m", symbols={"t": SymbolRange(1, 8)})
+    module.weights.add("offsets", dense(np.array([5, 0, 3])))
+    module.weights.derive("ids", "offsets_to_ids", ("offsets",))
+    b = Builder(module, "main")
+    value = b.input("x", DType.I64, (sym("t"),), Role.ACTIVATION)
+    b.output(b.op("lookup", value, weights=("ids",)), "y", Role.ACTIVATION)
+    for form in FORMS:
+        data = {"main": {"x": np.array([2, 0, 2])}}
+        assert not check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, data)
+
+
+@pytest.mark.parametrize(
+    ("weight", "lowered"),
+    [
+        (dense(np.ones(4)), "w"),
+        (dense(np.arange(4)), "w"),
+        (dense(np.ones(4), DType.BF16), "w.f32"),
+        (packed(np.random.default_rng(0), 4, 4).weight, "w.f32"),
+    ],
+)
+def test_constants(weight, lowered):
+    """Integers stay, floats become f32."""
+    module = Module("m")
+    module.weights.add("w", weight)
+    b = Builder(module, "main")
+    b.output(b.op("constant", weights=("w",)), "y", Role.ACTIVATION)
+    assert check_pass(LowerEncodings(), module, {"main": {}}) is (lowered != "w")
+    assert b.graph.nodes[0].weights == (lowered,)

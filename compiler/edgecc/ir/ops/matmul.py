@@ -1,4 +1,4 @@
-"""Products with weights: linear layers and embedding tables."""
+"""Products with weights and rows of tables: linear layers, embeddings, maps between ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from edgecc.ir.encodings import Array
+from edgecc.ir.encodings import Array, Dense
 from edgecc.ir.ops.base import (
     Attributes,
     EvalContext,
@@ -40,7 +40,7 @@ def product(x: Array, weight: WeightView) -> Array:
     out = np.empty((rows.shape[0], weight.weight.shape[0]), dtype=x.dtype)
     for start, stop, block in weight.blocks():
         for i, row in enumerate(rows):
-            out[i, start:stop] = block @ row
+            out[i, start:stop] = np.resize(block @ row, stop - start)
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
@@ -116,4 +116,40 @@ class Embedding(Op[Attributes]):
         return (weights[0].rows(operands[0]),)
 
 
-OPS = (Linear(), Embedding())
+class Lookup(Op[Attributes]):
+    """Entries of an integer table: i64 ids `[...]` and a dense i64 table `[V]` give i64 `[...]`.
+
+    Maps ids of one vocabulary to those of another, for example of a reduced draft vocabulary to the
+    target's.
+    """
+
+    name = "lookup"
+    operands = ("ids",)
+    weights = ("table",)
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: Attributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of the ids."""
+        (ids,) = operands
+        require_type("ids", ids, DType.I64)
+        require_equal("rank of the table", len(weights[0].shape), 1)
+        require_equal("encoding of the table", weights[0].encoding, Dense(DType.I64))
+        return (ids,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: Attributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Reads only the entries that occur."""
+        return (weights[0].rows(operands[0]).astype(np.int64),)
+
+
+OPS = (Linear(), Embedding(), Lookup())
