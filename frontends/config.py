@@ -19,8 +19,13 @@ from edgecc.ir.types import DType
 DEFAULT_THETA = 10000.0
 """Base of the rotary frequencies where a config has none."""
 
+_HYBRID = "qwen3_5"
+"""Begin of the model types with linear attention in most layers."""
+
 _LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
-_KEY_PROJECTION = re.compile(r"(?:(?!mtp\.).*\.)?layers\.(\d+)\.self_attn\.k_proj\.weight")
+_KEY_PROJECTION = re.compile(
+    r"(?:(?!mtp\.).*\.)?(?:layers\.(\d+)|midlayer)\.self_attn\.k_proj\.weight"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class TextConfig:
     pad_token_id: int | None
     where: str
 
+    def at(self, key: str) -> str:
+        """How messages call a key: `target/config.json: text_config.layer_types`."""
+        return Fields({}, self.where).at(key)
+
 
 def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     """Read and check the text part of a checkpoint's config.
@@ -90,8 +99,7 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
         InputError: A key is missing, has a wrong type, or contradicts another or the weights.
         UnsupportedError: The rotary embedding is of a type edgecc cannot compute.
     """
-    top = Fields(checkpoint.config, f"{checkpoint.role}/config.json")
-    text = top.section("text_config") or top.section("transformer_layer_config") or top
+    top, text = config_fields(checkpoint)
     heads = text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -100,11 +108,11 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     layers = text.integer("num_hidden_layers")
     if layers > len(checkpoint.tensors):
         text.fail("num_hidden_layers", f"at most the {len(checkpoint.tensors)} tensors stored")
-    model_type = text.string("model_type", default="")
+    model_type = _model_type(top, text)
     layer_types, windows = _attention_kinds(text, model_type, layers)
     bos, eos = (_token_ids(checkpoint, top, text, k) for k in ("bos_token_id", "eos_token_id"))
     _note_missing_theta(checkpoint, text)
-    partial = 0.25 if model_type.startswith("qwen3_5") else 1.0
+    partial = 0.25 if model_type.startswith(_HYBRID) else 1.0
     return TextConfig(
         architectures=top.strings("architectures") or (),
         model_type=model_type,
@@ -131,6 +139,22 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     )
 
 
+def config_fields(checkpoint: Checkpoint) -> tuple[Fields, Fields]:
+    """The whole config, and the object in it that describes the language model.
+
+    Raises:
+        InputError: That object is something else.
+    """
+    top = Fields(checkpoint.config, f"{checkpoint.role}/config.json")
+    return top, top.section("text_config") or top.section("transformer_layer_config") or top
+
+
+def _model_type(top: Fields, text: Fields) -> str:
+    """The family of the text part; a multimodal config may only name that of the whole."""
+    found = text.string("model_type", default="")
+    return found or (top.string("model_type", default="") if "text_config" in top else "")
+
+
 def parse_rope(
     config: JsonObject, head_dim: int, where: str, *, default_partial: float = 1.0
 ) -> RopeParams:
@@ -151,7 +175,7 @@ def parse_rope(
         UnsupportedError: The type is not one of `edgecc.ir.rope.ROPE_TYPES`.
     """
     outer = Fields(config, where)
-    rope = _rope_object(outer)
+    rope = rope_fields(outer)
     rope_type = _rope_type(rope)
     holder = rope if "partial_rotary_factor" in rope else outer
     partial = holder.number("partial_rotary_factor", default=default_partial)
@@ -165,7 +189,13 @@ def parse_rope(
         raise InputError("config/bad-value", str(error), where=rope.where) from error
 
 
-def _rope_object(outer: Fields) -> Fields:
+def rope_fields(outer: Fields) -> Fields:
+    """The rotary keys of a config as one object, whichever of the two spellings holds them.
+
+    Raises:
+        InputError: One of them is no object.
+        UnsupportedError: They differ between layers.
+    """
     merged: JsonObject = {}
     where = outer.where
     for name in ("rope_parameters", "rope_scaling"):
@@ -269,7 +299,7 @@ def _key_projection(checkpoint: Checkpoint) -> str | None:
     for key, info in checkpoint.tensors.items():
         match = _KEY_PROJECTION.fullmatch(key)
         if match and len(info.shape) == 2 and _rows_are_features(checkpoint, key):
-            found.append((int(match[1]), key))
+            found.append((int(match[1] or 0), key))
     return min(found)[1] if found else None
 
 
@@ -286,7 +316,11 @@ def _attention_kinds(
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """Kind and window of each layer."""
     kinds = text.strings("layer_types")
-    if kinds is None:
+    if kinds is None and model_type.startswith(_HYBRID):
+        interval = text.integer("full_attention_interval", default=4)
+        cycle = ("linear_attention",) * (interval - 1) + ("full_attention",)
+        kinds = tuple(cycle[i % interval] for i in range(layers))
+    elif kinds is None:
         first = _first_window_layer(text, model_type, layers)
         kinds = ("full_attention",) * first + ("sliding_attention",) * (layers - first)
     if len(kinds) != layers:
@@ -334,7 +368,7 @@ def _epsilon(text: Fields) -> float:
 
 def _note_missing_theta(checkpoint: Checkpoint, text: Fields) -> None:
     """No frequency base is a sign of a damaged config: most models were trained with another."""
-    if "rope_theta" not in text and "rope_theta" not in _rope_object(text):
+    if "rope_theta" not in text and "rope_theta" not in rope_fields(text):
         checkpoint.findings.append(
             Diagnostic(
                 "rope/default-theta",

@@ -16,12 +16,16 @@ class DecoderBuilder:
         b: Builder of the graph.
         weights: Where tensors come from.
         eps: Epsilon of every norm.
+        unit_offset: Whether norm weights are stored as offsets from one (`(1 + w)` norms).
     """
 
-    def __init__(self, b: Builder, weights: ModuleWeights, eps: float) -> None:
+    def __init__(
+        self, b: Builder, weights: ModuleWeights, eps: float, *, unit_offset: bool = False
+    ) -> None:
         self.b = b
         self.weights = weights
         self.eps = eps
+        self.unit_offset = unit_offset
 
     def linear(self, x: Value, module: str, rows: int, name: str = "") -> Value:
         """`x W^T` with the bias if the checkpoint stores one (`module.bias`)."""
@@ -33,17 +37,21 @@ class DecoderBuilder:
 
     def norm(self, x: Value, module: str, name: str = "") -> Value:
         """RMSNorm over the last axis."""
-        symbol = self.weights.vector(f"{module}.weight", int(str(x.type.shape[-1])))
+        symbol = self._norm_weight(module, int(str(x.type.shape[-1])))
         self.b.at(f"{self.weights.checkpoint.role}: {module}")
         attrs = RmsNormAttributes(self.eps)
         return self.b.op("rms_norm", x, weights=(symbol,), attrs=attrs, name=name or "normed")
 
     def head_norm(self, x: Value, module: str, heads: int) -> Value:
         """RMSNorm of each head with one shared weight."""
-        symbol = self.weights.vector(f"{module}.weight", int(str(x.type.shape[-1])) // heads)
+        symbol = self._norm_weight(module, int(str(x.type.shape[-1])) // heads)
         self.b.at(f"{self.weights.checkpoint.role}: {module}")
         attrs = RmsNormAttributes(self.eps, heads)
         return self.b.op("rms_norm", x, weights=(symbol,), attrs=attrs, name=x.name)
+
+    def _norm_weight(self, module: str, size: int) -> str:
+        read = self.weights.one_plus if self.unit_offset else self.weights.vector
+        return read(f"{module}.weight", size)
 
     def rope(self, x: Value, positions: Value, tables: tuple[str, str], heads: int) -> Value:
         """Rotary embedding."""

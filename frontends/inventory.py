@@ -7,8 +7,9 @@ an error; tensors of something else are only listed.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
@@ -126,6 +127,25 @@ def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str |
         return None
     shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
     return f"{checkpoint.role}: {len(unused)} tensors are not used: {shown}"
+
+
+def left_out(weights: ModuleWeights, parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line for each part of a checkpoint that is knowingly not built.
+
+    Args:
+        weights: Of the network, once it is built.
+        parts: Names of the parts and globs of their tensors.
+    """
+    lines = []
+    for part, patterns in parts.items():
+        known = [n for n in weights.unused(()) if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+        if known:
+            count = f"{len(known)} tensor{'s' if len(known) > 1 else ''}"
+            lines.append(
+                f"{weights.checkpoint.role}: the {part} ({count}) is left out: only the language "
+                "model is built"
+            )
+    return lines
 
 
 def _ranges(numbers: Sequence[int]) -> str:

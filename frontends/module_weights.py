@@ -24,6 +24,8 @@ class ModuleWeights:
         checkpoint: Where the tensors are.
         quantization: How each linear layer is stored.
         names: Canonical tensor names to stored ones, where a checkpoint spells them differently.
+        prefix: Canonical prefix and the stored one, for names that are not stored: messages say
+            what was looked for.
     """
 
     def __init__(
@@ -32,11 +34,13 @@ class ModuleWeights:
         checkpoint: Checkpoint,
         quantization: Quantization,
         names: Mapping[str, str] | None = None,
+        prefix: tuple[str, str] = ("", ""),
     ) -> None:
         self.module = module
         self.checkpoint = checkpoint
         self.quantization = quantization
         self._names = dict(names or {})
+        self._prefix = prefix
         module.weights.readers[checkpoint.role] = checkpoint
 
     def has(self, name: str) -> bool:
@@ -60,12 +64,52 @@ class ModuleWeights:
         Raises:
             InputError: The stored tensor has another shape or is not floating-point.
         """
+        return self.dense(name, (size,))
+
+    def dense(self, name: str, shape: IntShape) -> str:
+        """A dense parameter of any rank; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
         stored = self._stored(name)
         info = self.checkpoint.info(stored)
-        if info.shape != (size,) or not info.dtype.is_float:
+        if info.shape != shape or not info.dtype.is_float:
             raise InputError(
                 "checkpoint/shape",
-                f"expected a floating-point tensor of shape [{size}], found {info.dtype.value} "
+                f"expected a floating-point tensor of shape {list(shape)}, found "
+                f"{info.dtype.value} {list(info.shape)}",
+                where=self.checkpoint.location(stored),
+                help="config and weights are of different models or revisions: fetch both again",
+            )
+        self.quantization.consumed.add(stored)
+        return self._add(name, shape, Dense(info.dtype), {"weight": stored})
+
+    def one_plus(self, name: str, size: int) -> str:
+        """A vector stored as its offset from one: `1 + w` in float32; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
+        offset = self.vector(name, size)
+        return self.module.weights.derive(f"{offset}+1", "add_one", (offset,))
+
+    def stored_name(self, name: str) -> str:
+        """How the checkpoint spells a canonical tensor name."""
+        return self._stored(name)
+
+    def ids(self, name: str, size: int) -> str:
+        """A table of `size` ids or offsets of ids, i64; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or dtype.
+        """
+        stored = self._stored(name)
+        info = self.checkpoint.info(stored)
+        if info.shape != (size,) or info.dtype is not DType.I64:
+            raise InputError(
+                "checkpoint/shape",
+                f"expected an i64 tensor of shape [{size}], found {info.dtype.value} "
                 f"{list(info.shape)}",
                 where=self.checkpoint.location(stored),
                 help="config and weights are of different models or revisions: fetch both again",
@@ -78,6 +122,21 @@ class ModuleWeights:
         where = f"{self.checkpoint.role}: {name}"
         weight = Weight((rows, columns), Dense(DType.BF16), Unbound(role, (where,)))
         return self.module.weights.add(self._symbol(name), weight)
+
+    def own_or_borrowed(self, module: str, rows: int, columns: int) -> str:
+        """The matrix of a module if the checkpoint stores it, else an unbound one of that role."""
+        if self.has(f"{module}.weight"):
+            return self.matrix(module, rows, columns)
+        return self.unbound(f"{module}.weight", rows, columns, module)
+
+    def columns(self, name: str) -> int | None:
+        """Logical columns of a stored matrix, None if it is not stored or not in a known layout."""
+        info = self.checkpoint.tensors.get(self._stored(name))
+        if info is None or len(info.shape) != 2:
+            return None
+        if info.dtype.is_float:
+            return info.shape[1]
+        return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte
 
     def rope_tables(self, rope: RopeParams, length: int) -> tuple[str, str]:
         """Cosine and sine tables for positions below `length`; returns their symbols."""
@@ -112,4 +171,7 @@ class ModuleWeights:
         return f"{self.checkpoint.role}.{name}"
 
     def _stored(self, name: str) -> str:
+        canonical, stored = self._prefix
+        if name not in self._names and name.startswith(canonical):
+            return stored + name.removeprefix(canonical)
         return self._names.get(name, name)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.shape import SplitAttributes
 from edgecc.ir.patterns import Match, OpPattern
+from edgecc.ir.recipes import RECIPES
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.rules import Rule
 from edgecc.ir.weights import Unbound
@@ -58,9 +59,10 @@ def why_not_fusable(module: Module, nodes: Sequence[Node], readers: WeightReader
     shared = readers.elsewhere(symbols, nodes)
     if shared:
         return shared
-    encodings = {w.encoding for w in weights}
-    if len(encodings) != 1:
-        return f"encodings differ: {', '.join(sorted(map(str, encodings)))}"
+    try:
+        RECIPES["concat_rows"].check(weights, {})
+    except ValueError as error:
+        return str(error)
     components = weights[0].encoding.components(weights[0].shape)
     scalars = [name for name, c in components.items() if not c.rows]
     for name in scalars:

@@ -9,7 +9,7 @@ from edgecc.passes.base import NoOptions, PassContext
 from edgecc.passes.fuse_linears import FuseLayers, WeightReaders
 from edgecc.passes.rewrite import RewritePass
 
-_BETWEEN = {"rms_norm": 0, "rope": 0, "cache_update": 1}
+_BETWEEN = {"rms_norm": 0, "rope": 0, "split_heads": 0, "cache_update": 1}
 """What lies between a projection and the attention, with the operand that carries its rows."""
 
 
@@ -30,10 +30,10 @@ class FuseQkv(RewritePass[NoOptions]):
     """Stack the projections that feed one attention into one linear layer.
 
     What it does
-        Follows q, k and v of an `attention` back through per-head norms and rotary embedding to
-        their linear layers, and stacks all three when they read one value. In a block draft,
-        where keys and values also cover the context rows and queries do not, and where only the
-        query's layer does not fit, k and v are stacked and q stays alone.
+        Follows q, k and v of an `attention` back through per-head norms, rotary embedding and the
+        split of query and gate to their linear layers, and stacks all three when they read one
+        value. In a block draft, where keys and values also cover the context rows and queries do
+        not, and where only the query's layer does not fit, k and v are stacked and q stays alone.
 
     Why
         One larger product instead of three small ones; k and v are narrow in grouped-query

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.devices import Device
+from edgecc.devices import EVALUATED_ONLY, Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import Dense, Int8Block
+from edgecc.ir.encodings import Dense, Encoding, Int8Block
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext, site
 
@@ -26,12 +26,16 @@ _DECOMPOSED_BY = {
 }
 
 
+_CONSTANTS = (DType.F32, DType.I64, DType.I32, DType.I8, DType.U8, DType.BOOL)
+"""Element types that values of lowered graphs can have."""
+
+
 class Legalize(Pass[LegalizeOptions]):
     """Report every node and weight the device has no way to run.
 
     What it does
-        Compares ops and weight encodings with the device record. It changes nothing: what can be
-        rewritten has been by the passes before.
+        Compares ops, element types and weight encodings with the device record. It changes nothing:
+        what can be rewritten has been by the passes before.
 
     Why
         An error that names the op, the node and the checkpoint tensor beats the one an engine would
@@ -79,6 +83,21 @@ class Legalize(Pass[LegalizeOptions]):
         return False
 
 
+def _types(node: Node, device: Device, where: str) -> list[Diagnostic]:
+    """Results in floating-point types the device has no kernels for."""
+    found = {r.type.dtype.value for r in node.results if r.type.dtype.is_float}
+    return [
+        Diagnostic(
+            "legalize/dtype",
+            f"device {device.name} computes in {', '.join(sorted(device.float_types))}, "
+            f"{node.op.name} gives {dtype}",
+            where,
+            help="leave out assign-precision for this device",
+        )
+        for dtype in sorted(found - device.float_types)
+    ]
+
+
 def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
     """The first finding of each message: a missing pass gives one for every layer."""
     kinds: dict[str, list[Diagnostic]] = {}
@@ -90,30 +109,27 @@ def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
     ]
 
 
+def _way_out(op: str) -> str:
+    if op in EVALUATED_ONLY:
+        return "no device can yet; lifting and evaluating such a model work"
+    return f"run {_DECOMPOSED_BY[op]} first" if op in _DECOMPOSED_BY else "choose another device"
+
+
 def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Diagnostic]:
     where = site(graph, node)
     if node.op.name not in device.ops:
-        remover = _DECOMPOSED_BY.get(node.op.name)
         return [
             Diagnostic(
                 "legalize/op",
                 f"device {device.name} cannot run {node.op.name}",
                 where,
-                help=f"run {remover} first" if remover else "choose another device",
+                help=_way_out(node.op.name),
             )
         ]
-    findings = []
+    findings = _types(node, device, where)
     for symbol in node.weights:
         encoding = module.weights[module.weights.resolve(symbol)].encoding
-        fine = (
-            isinstance(encoding, Dense)
-            if node.op.name == "embedding"
-            else (
-                encoding == Dense(DType.F32)
-                or (isinstance(encoding, Int8Block) and node.op.name == "linear")
-            )
-        )
-        if not fine:
+        if not _computes(node.op.name, encoding):
             findings.append(
                 Diagnostic(
                     "legalize/encoding",
@@ -124,3 +140,12 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
                 )
             )
     return findings
+
+
+def _computes(op: str, encoding: Encoding) -> bool:
+    """Whether every device has a kernel of the op for this encoding."""
+    if op in ("embedding", "lookup"):
+        return isinstance(encoding, Dense)
+    if op == "constant" and isinstance(encoding, Dense):
+        return encoding.dtype in _CONSTANTS
+    return encoding == Dense(DType.F32) or (isinstance(encoding, Int8Block) and op == "linear")

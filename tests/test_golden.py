@@ -18,6 +18,8 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from helpers.byte_tokenizer import NUM_TOKENS
 from helpers.checkpoints import Tensors, edit_tensors, write_draft, write_target
+from helpers.hybrid import write_hybrid_target
+from helpers.hybrid_reference import HybridTarget
 from helpers.reference import Draft, Target
 
 
@@ -40,6 +42,22 @@ def lifted(target: Path, draft: Path | None = None) -> Module:
     module = lift(target, draft, LiftOptions(max_model_len=16))
     BindSharedWeights().run(module, PassContext())
     return module
+
+
+def test_states_start_at_zero(tmp_path: Path) -> None:
+    """Golden rows of a target with recurrent layers."""
+    target = write_hybrid_target(tmp_path / "t")
+    draft = write_draft(tmp_path / "d", hidden=32, layers=1, target_layer_ids=(0, 3))
+    golden = load(make_golden(lifted(target, draft)))
+    ids, model = golden["token_ids"].tolist(), HybridTarget(target)
+    expected = model.run(ids)
+    assert np.allclose(golden["logits"], expected.logits[-1:], rtol=1e-4, atol=1e-4)
+    taps = expected.taps((0, 3))
+    assert np.allclose(golden["hidden_tap"], taps, rtol=1e-4, atol=1e-4)
+    reference = Draft(draft, model, block_size=4, mask_token_id=287, num_tokens=288)
+    anchor = int(golden["anchor"][0])
+    assert anchor == int(expected.logits[-1].argmax())
+    assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
 
 
 @pytest.mark.parametrize("rows", [1, 2, PROMPT_ROWS, 9])

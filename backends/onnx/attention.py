@@ -8,7 +8,7 @@ from onnx import TensorProto, numpy_helper
 from edgecc.backends.onnx.emitter import CONTRIB, Emitter, lowers
 from edgecc.devices import Dialect
 from edgecc.ir.core import Node
-from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 
 
 @lowers("rope")
@@ -28,6 +28,19 @@ def rope(e: Emitter, node: Node) -> None:
         num_heads=attrs.heads,
         rotary_embedding_dim=0 if rotated == head_dim else rotated,
     )
+
+
+@lowers("split_heads")
+def split_heads(e: Emitter, node: Node) -> None:
+    """`Split` of the head axis, between reshapes."""
+    attrs = node.attrs
+    assert isinstance(attrs, SplitHeadsAttributes)
+    (x,) = e.operands(node)
+    keep = [0] * (node.operands[0].type.rank - 1)
+    (heads,) = e.op("Reshape", [x, e.ints(*keep, attrs.heads, sum(attrs.sizes))])
+    pieces = e.op("Split", [heads, e.ints(*attrs.sizes)], len(attrs.sizes), axis=-1)
+    for piece, size, result in zip(pieces, attrs.sizes, node.results, strict=True):
+        e.op("Reshape", [piece, e.ints(*keep, attrs.heads * size)], [e.name(result)])
 
 
 @lowers("cached_attention", Dialect.ORT_CONTRIB)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecc.backends.onnx.emitter import Emitter, lowers
+from edgecc.backends.onnx.emitter import ONNX_TYPES, Emitter, lowers
 from edgecc.ir.core import Node
 
 
@@ -10,6 +10,12 @@ from edgecc.ir.core import Node
 def add(e: Emitter, node: Node) -> None:
     """`Add`."""
     e.result(node, "Add", e.operands(node))
+
+
+@lowers("cast")
+def cast(e: Emitter, node: Node) -> None:
+    """`Cast`, which rounds to nearest even as well."""
+    e.result(node, "Cast", e.operands(node), to=ONNX_TYPES[node.result.type.dtype])
 
 
 @lowers("mul")

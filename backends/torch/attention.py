@@ -17,6 +17,7 @@ from edgecc.ir.ops import Attributes
 from edgecc.ir.ops.attention import (
     AttentionAttributes,
     RopeAttributes,
+    SplitHeadsAttributes,
     check_length,
     check_start,
 )
@@ -136,7 +137,15 @@ def cached_attention(call: Call[AttentionAttributes]) -> tuple[Tensor, ...]:
     return out, k_cache, v_cache
 
 
+def split_heads(call: Call[SplitHeadsAttributes]) -> tuple[Tensor, ...]:
+    """`torch.split` of each head."""
+    attrs = call.attrs
+    heads = torch.unflatten(call.operands[0], -1, (attrs.heads, sum(attrs.sizes)))
+    return tuple(p.flatten(-2) for p in torch.split(heads, list(attrs.sizes), dim=-1))
+
+
 KERNELS: Mapping[str, Kernel] = {
+    "split_heads": split_heads,
     "rope": rope,
     "cache_update": cache_update,
     "attention": attention,

@@ -9,7 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
+from edgecc.backends.torch.tensors import round_to
 from edgecc.ir.ops import Attributes
+from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.types import DType
 
 
 def add(call: Call[Attributes]) -> Tensor:
@@ -38,8 +41,14 @@ def swiglu(call: Call[Attributes]) -> Tensor:
     return functional.silu(gate) * up
 
 
+def cast(call: Call[CastAttributes]) -> Tensor:
+    """Rounded to the wanted type, and held as before."""
+    return round_to(call.operands[0], DType(call.attrs.dtype))
+
+
 KERNELS: Mapping[str, Kernel] = {
     "add": add,
+    "cast": cast,
     "mul": mul,
     "silu": silu,
     "sigmoid": sigmoid,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgecc.errors import UnsupportedError
-from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
+from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
 
 Parts: TypeAlias = Mapping[str, Tensor]
 Decoder: TypeAlias = Callable[[Any, Parts], Tensor]
@@ -57,10 +57,37 @@ def int8_block(encoding: Int8Block, parts: Parts) -> Tensor:
     return centered * parts["weight_scale"].repeat_interleave(encoding.block, dim=-1)
 
 
+def fp8(encoding: FP8, parts: Parts) -> Tensor:
+    """`float32(element) * float32(scale)` of the weight, the row, or the block."""
+    values = parts["weight"].to(torch.float32)
+    scale = parts["weight_scale"].to(torch.float32)
+    if encoding.scaling == "channel":
+        scale = scale[:, None]
+    elif encoding.scaling == "block":
+        for axis, size in enumerate(encoding.block):  # the last blocks may be partial
+            scale = scale.repeat_interleave(size, dim=axis).narrow(axis, 0, values.shape[axis])
+    return values * scale
+
+
+def int8(encoding: Int8, parts: Parts) -> Tensor:
+    """`integer * float32(scale of the row)`."""
+    return parts["weight"] * parts["weight_scale"].to(torch.float32)[:, None]
+
+
+def int4(encoding: Int4, parts: Parts) -> Tensor:
+    """`integer * scale of the group`; a byte holds a value of two rows, the even row low."""
+    packed = parts["weight"].to(torch.int16)
+    nibbles = torch.stack((packed & 0xF, packed >> 4), dim=1).flatten(0, 1)
+    return ((nibbles ^ 8) - 8) * parts["weight_scale"].repeat_interleave(encoding.group, dim=-1)
+
+
 DECODERS: Mapping[str, Decoder] = {
     Dense.kind: dense,
     NVFP4.kind: nvfp4,
     Int8Block.kind: int8_block,
+    FP8.kind: fp8,
+    Int8.kind: int8,
+    Int4.kind: int4,
 }
 """Decoders by the encoding's `kind`."""
 

@@ -9,9 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgecc.backends.torch import attention, control, elementwise, matmul, norm, sampling, shape
+from edgecc.backends.torch import (
+    attention,
+    constant,
+    control,
+    elementwise,
+    matmul,
+    norm,
+    sampling,
+    shape,
+    state,
+)
 from edgecc.backends.torch.kernel import Call, Kernel
-from edgecc.backends.torch.tensors import numpy_dtype, to_array, to_tensor, torch_dtype
+from edgecc.backends.torch.tensors import numpy_dtype, round_to, to_array, to_tensor, torch_dtype
 from edgecc.backends.torch.weights import WeightStore
 from edgecc.errors import RequestError, UnsupportedError, UsageError, did_you_mean
 from edgecc.ir.analysis import ancestors
@@ -24,7 +34,7 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, shape, sampling, control)
+    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""
@@ -113,7 +123,7 @@ class TorchExecutor:
                     f"graph @{graph} has no output {name!r}",
                     help=did_you_mean(name, wanted),
                 )
-        nodes = target.nodes
+        nodes: Sequence[Node] = target.nodes
         if outputs is not None:
             wanted = {name: value for name, value in wanted.items() if name in outputs}
             needed = ancestors(target, wanted.values())
@@ -157,13 +167,13 @@ class TorchExecutor:
             what = f"@{graph.name}: input %{item.name}"
             tensor = self._take(what, given, item.value.type)
             match_shape(what, tensor.shape, item.value.type, binding)
-            values[item.value] = tensor
+            values[item.value] = round_to(tensor, item.value.type.dtype)
         last = last_uses(nodes, wanted)
         for index, node in enumerate(nodes):
             results = self.node(node, [values[o] for o in node.operands])
             for value, tensor in zip(node.results, results, strict=True):
                 match_shape(f"@{graph.name}: {node!r}", tensor.shape, value.type, binding)
-                values[value] = tensor
+                values[value] = round_to(tensor, value.type.dtype)
             for value in last.get(index, ()):
                 del values[value]
         return tuple(values[v] for v in wanted)

@@ -77,3 +77,10 @@ def to_array(tensor: Tensor) -> Array:
     dtype = numpy_dtype(tensor.dtype)
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().copy().view(dtype).reshape(tuple(tensor.shape))
+
+
+def round_to(tensor: Tensor, dtype: DType) -> Tensor:
+    """Floats rounded to a narrower type and held as before; other types leave them as they are."""
+    if not tensor.is_floating_point() or dtype.bits >= 32:
+        return tensor
+    return tensor.to(torch_dtype(dtype)).to(tensor.dtype)

@@ -41,6 +41,7 @@ class Device:
         backend: Module below `edgecc.backends` that lowers and runs.
         dialect: Operators the lowering may use.
         ops: IR ops the backend lowers.
+        float_types: Floating-point types of values it computes with.
         linear_form: Default form of linear layers whose encoding is not native.
         fused_attention: Whether cache update, rotary embedding and attention run as one op.
         head_multiple: The fused op takes heads whose width is a multiple of this; others
@@ -55,6 +56,7 @@ class Device:
     backend: str
     dialect: Dialect
     ops: frozenset[str]
+    float_types: frozenset[str]
     linear_form: LinearForm
     fused_attention: bool
     head_multiple: int
@@ -64,11 +66,16 @@ class Device:
 
 _COMMON_OPS = frozenset(
     (
-        *("linear", "embedding", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("linear", "embedding", "lookup", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
+        "cast",
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
-        *("position_ids", "advance", "rope", "argmax", "call"),
+        *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),
+        "add_rms_norm",
     )
 )
+
+EVALUATED_ONLY = frozenset(("causal_conv1d", "gated_delta_net"))
+"""IR ops that no device runs yet: graphs with them can be lifted, transformed and evaluated."""
 
 DEVICES: Mapping[str, Device] = {
     d.name: d
@@ -79,6 +86,7 @@ DEVICES: Mapping[str, Device] = {
             backend="onnxruntime",
             dialect=Dialect.ORT_CONTRIB,
             ops=_COMMON_OPS | {"cached_attention", "cache_update", "attention"},
+            float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=True,
             head_multiple=16,
@@ -91,6 +99,7 @@ DEVICES: Mapping[str, Device] = {
             backend="onnxruntime",
             dialect=Dialect.STANDARD,
             ops=_COMMON_OPS | {"cache_update", "attention"},
+            float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=False,
             head_multiple=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ from edgecc.backends.onnx.storage import Storage
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
-from edgecc.errors import Diagnostic, InputError, InternalError, Severity, UsageError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
-from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
-from edgecc.ir.clone import clone_module, with_smaller_caches
+from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
+from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Json, Module
-from edgecc.ir.encodings import NVFP4
+from edgecc.ir.encodings import FP8, NVFP4
 from edgecc.ir.printer import print_module
-from edgecc.ir.weights import Stored, Unbound
+from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.ir_source import (
     SUFFIX,
     attach_checkpoints,
@@ -38,17 +38,20 @@ from edgecc.ir_source import (
 )
 from edgecc.manifest import describe
 from edgecc.passes.base import Pass, PassContext, Remark
-from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
+from edgecc.passes.quantize import Quantize
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.reproduction import KeepReproducer, Runner
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
+
+RUNTIME_METHODS = ("dspark",)
+"""Speculation methods `edgecc.backends.runtime` can drive."""
 
 ENGINE_CHECK_BYTES = 64 << 20
 """`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
@@ -198,6 +201,9 @@ def _passes(device: Device, options: CompileOptions) -> list[Pass[Any]]:
         copy_head=options.lm_head == "copy",
         keep_draft_logits=options.draft_outputs,
         linear_form=options.linear_form,
+        quantization=options.quantization,
+        draft_quantization=options.draft_quantization,
+        quantize_head=options.quantize_head,
     )
 
 
@@ -243,6 +249,7 @@ def _lower_ir(
 ) -> _Lowered:
     device = get_device(options.device)
     _check_needs_draft(options, "draft" in module.graphs)
+    _check_method(module)
     _check_head_choice(module, options)
     check_tokenizer(_checkpoints(module)["target"])
     _scan_values(module, report)
@@ -250,6 +257,7 @@ def _lower_ir(
         module, device, manager, clone_module(module), _bundle_text(module), PassContext(device)
     )
     manager.run(module, lowered.ctx)
+    _check_quantized(module, options, lowered.ctx)
     return lowered
 
 
@@ -269,7 +277,7 @@ def _write(
     writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     if options.verify != "none":
         report("golden", 0, 1)
-        golden = _golden(lowered.lifted)
+        golden = golden_rows(lowered.lifted, lowered.manager.passes)
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
@@ -307,18 +315,33 @@ def _engine_bytes(module: Module) -> int:
     return sum(table[s].nbytes for s in used)
 
 
-def _golden(module: Module) -> bytes:
-    """Golden rows of the module as lifted, only bound: what the interpreter takes for the truth.
+def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -> None:
+    """Refuse a quantization that found nothing to round.
 
-    Its caches are small: their capacity changes no value, and the interpreter copies them.
+    Raises:
+        UsageError: The flag and the role are named, and why weights were left alone.
     """
-    limits = _limits(module)
-    length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
-    rows = min(PROMPT_ROWS, length, chunk)
-    BindSharedWeights().run(module, PassContext())
-    with suppress(InternalError, ValueError):  # IR text in which some node has the capacity
-        module = with_smaller_caches(module, length - max(rows, 2))
-    return make_golden(module, rows)
+    rounded = {
+        symbol.partition(".")[0]
+        for symbol, weight in module.weights.items()
+        if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
+    }
+    for role, flag, format in (
+        ("target", "--quantization", options.quantization),
+        ("draft", "--draft-quantization", options.draft_quantization),
+    ):
+        if format != "auto" and role not in rounded:
+            reasons = [
+                f"{r.where}: {r.message}"
+                for r in ctx.remarks
+                if r.pass_name == Quantize.name and r.where.startswith(f"@{role}.")
+            ]
+            raise UsageError(
+                "usage/nothing-to-quantize",
+                f"{flag} {format} fits none of the {role}'s linear weights",
+                notes=reasons[:3],
+                help=f"leave out {flag}: weights keep the precision of the files",
+            )
 
 
 def _limits(module: Module) -> dict[str, Json]:
@@ -332,11 +355,34 @@ def _check_needs_draft(options: CompileOptions, draft: bool) -> None:
         return
     if options.lm_head != "auto":
         raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
+    if options.draft_quantization != "auto":
+        raise UsageError(
+            "usage/draft-quantization",
+            f"--draft-quantization {options.draft_quantization} needs --draft",
+        )
     if options.num_speculative_tokens is not None:
         raise UsageError(
             "usage/speculative-tokens",
             f"{options.num_speculative_tokens} speculative tokens need a draft",
             help="give its folder: --draft DIR",
+        )
+
+
+def _check_method(module: Module) -> None:
+    """The runtime drives the draft's method.
+
+    Raises:
+        UnsupportedError: It does not, yet.
+    """
+    draft = module.metadata.get("draft")
+    method = draft["method"] if isinstance(draft, dict) else None
+    if method not in (None, *RUNTIME_METHODS):
+        raise UnsupportedError(
+            "draft/no-runtime",
+            f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
+            where="draft/config.json: architectures",
+            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
+            f"{', '.join(RUNTIME_METHODS)}",
         )
 
 
@@ -370,7 +416,7 @@ def _scan_values(module: Module, report: Progress) -> None:
         reader = module.weights.readers[source.checkpoint]
         assert isinstance(reader, Checkpoint)
         parts = {p.component: p.key for p in source.parts}
-        if isinstance(weight.encoding, NVFP4):
+        if isinstance(weight.encoding, NVFP4 | FP8):
             name = parts["weight"].removesuffix(".weight")
             check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
         else:

@@ -18,21 +18,30 @@ class Role(StrEnum):
     before the call; rows beyond are garbage and get overwritten), LOGIT_ROWS i64 `[r]` (which of
     the t rows need logits), KV_CACHE.
     Outputs of the target: LOGITS f32 `[b, r, V]`, HIDDEN_TAP f32 `[b, t, n*H]`, KV_CACHE.
+    Targets with recurrent layers also have STATE inputs `[b, ...]` and outputs that alias them: all
+    rows before the call, summed up. A state is zero where CACHE_LENGTH is zero, and its output is
+    the state after the last of the t rows; unlike a cache it cannot be cut back to fewer rows.
     Inputs of a block draft: FEATURES f32 `[b, c, n*H]` (tap rows of committed tokens that the draft
     has not seen), ANCHOR i64 `[b]` (newest committed token), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of a block draft: PROPOSALS i64 `[b, N]`, optionally BASE_LOGITS (before the Markov
     bias) and DRAFT_LOGITS f32 `[b, N, V]`, CONFIDENCE f32 `[b, N]` (before the sigmoid), KV_CACHE.
+    Inputs of an EAGLE3 draft: FEATURES as above, NEXT_TOKEN_IDS i64 `[b, c]` (for each of them the
+    committed token after it, so that the last is the newest one), CACHE_LENGTH i64 `[b]`, KV_CACHE.
+    Outputs of an EAGLE3 draft: PROPOSALS i64 `[b, N]` (ids of the target), optionally DRAFT_LOGITS
+    f32 `[b, N, Vd]` (over the draft's own vocabulary), KV_CACHE.
     """
 
     TOKEN_IDS = "token_ids"
     CACHE_LENGTH = "cache_length"
     LOGIT_ROWS = "logit_rows"
     KV_CACHE = "kv_cache"
+    STATE = "state"
     LOGITS = "logits"
     HIDDEN = "hidden"
     HIDDEN_TAP = "hidden_tap"
     FEATURES = "features"
     ANCHOR = "anchor"
+    NEXT_TOKEN_IDS = "next_token_ids"
     PROPOSALS = "proposals"
     BASE_LOGITS = "base_logits"
     DRAFT_LOGITS = "draft_logits"

@@ -12,7 +12,10 @@ from edgecc.errors import UnsupportedError
 from edgecc.frontends.safetensors_file import TensorInfo
 from edgecc.ir.types import DType
 
-SUPPORTED = "supported now: unquantized weights and ModelOpt NVFP4 (NVFP4, W4A16_NVFP4)"
+SUPPORTED = (
+    "supported now: unquantized weights, and ModelOpt NVFP4, W4A16_NVFP4, FP8, "
+    "FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, alone or mixed"
+)
 
 # Suffix after the module name -> who writes such a tensor.
 _SIDECARS: Mapping[str, str] = {
@@ -20,7 +23,7 @@ _SIDECARS: Mapping[str, str] = {
     ".qweight": "AWQ or GPTQ",
     ".weight_packed": "compressed-tensors",
     ".weight_global_scale": "compressed-tensors NVFP4",
-    ".weight_scale_inv": "FP8 with block scales",
+    ".weight_scale_inv": "fine-grained FP8 (weight_scale_inv)",
     ".weight.absmax": "bitsandbytes 4-bit",
     ".weight.quant_map": "bitsandbytes 4-bit",
     ".SCB": "bitsandbytes 8-bit",
@@ -68,12 +71,8 @@ def unsupported(method: str, where: str, *notes: str) -> UnsupportedError:
     )
 
 
-def _fp8(_: TensorInfo, scale: TensorInfo | None, shape: tuple[int, ...]) -> str:
-    if scale is not None and scale.dtype in _SCALE_BYTES:
-        return "MXFP8"
-    if scale is not None and len(scale.shape) > 1 and scale.shape != (*shape[:1], 1):
-        return "FP8 with block scales"
-    return "FP8"
+def _fp8(_: TensorInfo, scale: TensorInfo | None, shape: tuple[int, ...]) -> str | None:
+    return "MXFP8" if scale is not None and scale.dtype in _SCALE_BYTES else None
 
 
 def _bytes(weight: TensorInfo, scale: TensorInfo | None, shape: tuple[int, ...]) -> str | None:
@@ -94,7 +93,7 @@ _BY_DTYPE: Mapping[
     DType, Callable[[TensorInfo, TensorInfo | None, tuple[int, ...]], str | None]
 ] = {
     DType.F8E4M3: _fp8,
-    DType.F8E5M2: _fp8,
+    DType.F8E5M2: lambda *_: "FP8 E5M2",
     DType.U8: _bytes,
     DType.I8: lambda *_: "INT8",
     DType.I32: lambda *_: "packed 32-bit integers",

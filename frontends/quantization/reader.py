@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.fields import Fields
+from edgecc.frontends.quantization.fp8 import fp8_parts
 from edgecc.frontends.quantization.layouts import foreign_layout, foreign_tensors, unsupported
 from edgecc.frontends.quantization.modelopt import (
+    ALGORITHMS,
     WEIGHT_ONLY,
     Declaration,
-    nvfp4_parts,
+    form,
     read_declaration,
 )
-from edgecc.ir.encodings import NVFP4, Dense, Encoding
+from edgecc.frontends.quantization.nvfp4 import nvfp4_parts
+from edgecc.ir.encodings import Dense, Encoding
 from edgecc.ir.types import DType, format_shape
 
 _MODELOPT = ("modelopt", "modelopt_fp4")
+_PACKED = {DType.U8: nvfp4_parts, DType.F8E4M3: fp8_parts}
+_CACHE_SCALES = (".k_scale", ".v_scale")
 _DENSE = (DType.BF16, DType.F16, DType.F32, DType.F64)
 
 
@@ -76,6 +81,7 @@ class Quantization:
         self.consumed: set[str] = set()
         self._encodings: dict[str, str] = {}
         self._not_packed: set[str] = set()
+        self._otherwise: dict[str, str] = {}
         self._not_declared: set[str] = set()
 
     def weight(self, module: str, shape: tuple[int, ...]) -> EncodedWeight:
@@ -96,12 +102,12 @@ class Quantization:
         key = f"{module}.weight"
         if (layout := foreign_layout(self.checkpoint.tensors, module, shape)) is not None:
             raise unsupported(layout, f"{self.checkpoint.role}: {module}")
-        info = self.checkpoint.info(key)
-        if info.dtype is not DType.U8:
+        read_parts = _PACKED.get(self.checkpoint.info(key).dtype)
+        if read_parts is None:
             weight = self._dense(key, module, shape)
         else:
-            weight_only = self._expected(module) == WEIGHT_ONLY
-            encoding, parts = nvfp4_parts(self.checkpoint, module, shape, weight_only=weight_only)
+            weight_only = self._expected(module) in WEIGHT_ONLY
+            encoding, parts = read_parts(self.checkpoint, module, shape, weight_only=weight_only)
             weight = EncodedWeight(encoding, parts, module, shape)
             # A scale that weight-only execution leaves out still belongs to this weight.
             self.consumed |= {f"{module}.input_scale"} & self.checkpoint.tensors.keys()
@@ -136,6 +142,12 @@ class Quantization:
                 where,
             ),
             *_listed(
+                "quant/stored-otherwise",
+                "modules are stored in another format than declared; they are read as stored",
+                [f"{module}: {what}" for module, what in sorted(self._otherwise.items())],
+                where,
+            ),
+            *_listed(
                 "quant/stored-not-declared",
                 "modules are stored quantized but not declared so; they are read as stored",
                 sorted(self._not_declared),
@@ -147,6 +159,19 @@ class Quantization:
         """Encodings of the weights asked for so far with their counts: `nvfp4 x 29, bf16 x 18`."""
         counts = Counter(self._encodings.values())
         return ", ".join(f"{name} x {count}" for name, count in sorted(counts.items()))
+
+    def cache_decision(self) -> str | None:
+        """What is made of a declared precision of the KV cache, None if none is declared.
+
+        ModelOpt's constant-scale recipe declares FP8 and stores no scales, which means 1. Keeping
+        the values wider than declared is always possible and loses nothing.
+        """
+        declared = self.declaration.kv_cache if self.declaration is not None else None
+        if not declared:
+            return None
+        scales = sum(1 for name in self.checkpoint.tensors if name.endswith(_CACHE_SCALES))
+        stored = f"{scales} scales are stored" if scales else "no scales are stored, which means 1"
+        return f"{declared} is declared ({stored}); kept in float32, which is at least as accurate"
 
     def unused(self, known_ignorable: Iterable[str] = ()) -> list[str]:
         """Tensors nobody asked for, sorted.
@@ -191,9 +216,11 @@ class Quantization:
 
     def _cross_check(self, weight: EncodedWeight) -> None:
         expected = self._expected(weight.module)
-        packed = isinstance(weight.encoding, NVFP4)
+        packed = not isinstance(weight.encoding, Dense)
         if packed and expected is None:
             self._not_declared.add(weight.module)
+        elif packed and form(weight.encoding) not in ALGORITHMS.get(expected or "", ()):
+            self._otherwise[weight.module] = f"{form(weight.encoding)}, declared {expected}"
         # Metadata speaks of linear layers: norms and embedding tables are never meant.
         linear = len(weight.shape) == 2 and "embed" not in weight.module.rpartition(".")[2]
         if linear and expected is not None and not packed:

@@ -1,4 +1,4 @@
-"""Reading every block scale once, to find damage that would silently become NaN logits."""
+"""Reading every scale and code once, to find damage that would silently become NaN logits."""
 
 from __future__ import annotations
 
@@ -10,24 +10,33 @@ from numpy.typing import NDArray
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.reader import EncodedWeight
-from edgecc.ir.encodings import NVFP4
+from edgecc.ir.encodings import FP8, NVFP4
 
 _CHUNK = 4 << 20
-"""Bytes of scales looked at together."""
+"""Bytes looked at together."""
+
+_HELP = "the file is damaged: fetch or export the checkpoint again"
 
 
 def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
-    """Check all block scales of an NVFP4 weight; other encodings have none to check.
+    """Check all scales of a quantized weight, and all codes that may be no number.
 
-    A scale must be a number without sign bit, and may be zero only where all values of its block
-    are zero. Reads one ninth of the weight's bytes, by blocks of rows.
+    NVFP4: a block scale must be a number without sign bit, and may be zero only where all values of
+    its block are zero; every code is a number, so one ninth of the weight's bytes is read. FP8: a
+    scale must be positive and finite, and no element may be NaN. Other encodings have nothing to
+    check. Reads by blocks of rows.
 
     Raises:
-        InputError: A scale is NaN, negative, or zero over values that are not; row and block are
-            named.
+        InputError: A scale or an element is bad; its place is named.
     """
-    if not isinstance(weight.encoding, NVFP4):
-        return
+    if isinstance(weight.encoding, NVFP4):
+        _check_nvfp4(checkpoint, weight, weight.encoding.block)
+    elif isinstance(weight.encoding, FP8):
+        _check_factors(checkpoint, weight.parts["weight_scale"])
+        _check_elements(checkpoint, weight.parts["weight"])
+
+
+def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> None:
     key = weight.parts["weight_scale"]
     rows, blocks = checkpoint.info(key).shape
     step = max(1, _CHUNK // max(blocks, 1))
@@ -36,13 +45,45 @@ def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
         scales = checkpoint.read(key, start, stop).view(np.uint8)
         bad = (scales >= 0x80) | (scales == 0x7F)
         if bad.any():
-            _fail(checkpoint, weight, weight.encoding.block, bad, start, scales)
+            _fail(checkpoint, weight, block, bad, start, scales)
         zero = scales == 0
         if zero.any():
             packed = checkpoint.read(weight.parts["weight"], start, stop)
-            lossy = zero & _filled_blocks(packed, weight.encoding.block)
+            lossy = zero & _filled_blocks(packed, block)
             if lossy.any():
-                _fail(checkpoint, weight, weight.encoding.block, lossy, start, scales)
+                _fail(checkpoint, weight, block, lossy, start, scales)
+
+
+def _check_factors(checkpoint: Checkpoint, key: str) -> None:
+    factors = np.atleast_1d(checkpoint.read(key).astype(np.float32))
+    bad = ~(np.isfinite(factors) & (factors > 0))
+    if bad.any():
+        place = np.argwhere(bad)[0]
+        raise InputError(
+            "quant/bad-scale",
+            f"the scale at {place.tolist()} is {factors[tuple(place)]}, expected a finite positive "
+            "number",
+            where=checkpoint.location(key),
+            notes=(f"{int(bad.sum())} such scales",),
+            help=_HELP,
+        )
+
+
+def _check_elements(checkpoint: Checkpoint, key: str) -> None:
+    rows, columns = checkpoint.info(key).shape
+    step = max(1, _CHUNK // max(columns, 1))
+    for start in range(0, rows, step):
+        codes = checkpoint.read(key, start, min(rows, start + step)).view(np.uint8)
+        bad = (codes & 0x7F) == 0x7F
+        if bad.any():
+            row, column = (int(i) for i in np.argwhere(bad)[0])
+            raise InputError(
+                "checkpoint/not-finite",
+                f"the value at [{start + row}, {column}] is NaN",
+                where=checkpoint.location(key),
+                notes=(f"{int(bad.sum())} such values in rows {start}..{start + len(codes) - 1}",),
+                help=_HELP,
+            )
 
 
 def _filled_blocks(packed: NDArray[np.uint8], block: int) -> NDArray[np.bool_]:
@@ -68,5 +109,5 @@ def _fail(
         f"{(block + 1) * size - 1}) is {what} (byte 0x{byte:02x})",
         where=checkpoint.location(weight.parts["weight_scale"]),
         notes=(f"{int(bad.sum())} such scales in rows {start}..{start + len(bad) - 1}",),
-        help="the file is damaged: fetch or export the checkpoint again",
+        help=_HELP,
     )

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgecc.errors import UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.targets import qwen3
+from edgecc.frontends.targets import qwen3, qwen3_5
 
 BuildTarget = Callable[[ModuleWeights, TextConfig, Sequence[int], int], None]
 
-TARGETS: Mapping[str, BuildTarget] = {"qwen3": qwen3.build}
-"""`model_type` to the function that builds the graph."""
+
+@dataclass(frozen=True, slots=True)
+class TargetFrontend:
+    """How one architecture becomes a graph.
+
+    Attributes:
+        build: Builds the graph.
+        left_out: Parts of its checkpoints that are not built, with globs of their tensors.
+    """
+
+    build: BuildTarget
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def get_target(config: TextConfig) -> BuildTarget:
-    """The builder of a target architecture.
+_QWEN3_5 = TargetFrontend(qwen3_5.build, qwen3_5.LEFT_OUT)
+
+TARGETS: Mapping[str, TargetFrontend] = {
+    "qwen3": TargetFrontend(qwen3.build),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+}
+"""Frontends by `model_type`."""
+
+
+def get_target(config: TextConfig) -> TargetFrontend:
+    """The frontend of a target architecture.
 
     Raises:
-        UnsupportedError: edgecc has no frontend for it.
+        UnsupportedError: edgecc has none for it.
     """
     if config.model_type not in TARGETS:
         raise UnsupportedError(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgecc.errors import InputError, UnsupportedError
+from edgecc.errors import UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.decoder_layer import DecoderBuilder
 from edgecc.frontends.module_weights import ModuleWeights
+from edgecc.frontends.targets.common import check_variant, output_head
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Value
 from edgecc.ir.ops.attention import AttentionAttributes
@@ -80,7 +81,7 @@ def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capac
         updated.append((k_new, v_new))
     b.at("target: model.norm")
     hidden = d.norm(b.op("take_rows", x, rows, name="last"), "model.norm", name="hidden")
-    head = _head(weights, config, table)
+    head = output_head(weights, config, table)
     b.at("target: lm_head")
     logits = b.op("linear", hidden, weights=(head,), name="logits")
     b.output(logits, "logits", Role.LOGITS)
@@ -92,55 +93,11 @@ def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capac
         b.output(v_new, f"v_cache.{i}", Role.KV_CACHE, alias=f"v_cache.{i}")
 
 
-def _head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
-    """The weight of the output head: its own, or the embedding table when tied.
-
-    Raises:
-        InputError: Untied and no head is stored, or tied and a different head is stored.
-    """
-    role = weights.checkpoint.role
-    stored = weights.has("lm_head.weight")
-    if not stored and not config.tie_word_embeddings:
-        raise InputError(
-            "bind/no-lm-head",
-            "the target has no lm_head and tie_word_embeddings is false",
-            where=f"{config.where}: tie_word_embeddings",
-            notes=[f"looked for {role}: lm_head.weight, lm_head.weight_packed"],
-            help="the checkpoint is incomplete: fetch the missing shard",
-        )
-    if not stored:
-        return table
-    head = weights.matrix("lm_head", config.vocab_size, config.hidden_size)
-    entries = weights.module.weights
-    if config.tie_word_embeddings:
-        if entries[head].encoding != entries[table].encoding:
-            weights.module.decisions.append(
-                f"{head} is used although tie_word_embeddings is true: it is "
-                f"{entries[head].encoding}, the embedding {entries[table].encoding}"
-            )
-        elif entries.digest(head) != entries.digest(table):
-            raise InputError(
-                "target/tied-heads-differ",
-                "tie_word_embeddings is true, but lm_head.weight differs from the embedding",
-                where=weights.checkpoint.location("lm_head.weight"),
-                help="set tie_word_embeddings to false, or remove lm_head.weight",
-            )
-        else:
-            return table
-    return head
-
-
 def _check(config: TextConfig) -> None:
-    where = config.where
-    if config.hidden_act not in ("silu", "swish"):
-        raise UnsupportedError(
-            "target/activation", f"hidden_act {config.hidden_act!r} is not supported", where=where
-        )
-    if any(w is not None for w in config.sliding_windows):
-        raise UnsupportedError(
-            "target/sliding-window", "sliding-window attention is not supported yet", where=where
-        )
+    check_variant(config)
     if "linear_attention" in config.layer_types:
         raise UnsupportedError(
-            "target/linear-attention", "linear attention is not supported for qwen3", where=where
+            "target/linear-attention",
+            "linear attention is not supported for qwen3",
+            where=config.where,
         )

@@ -317,6 +317,33 @@ def test_window_missing_or_layer_type_unknown(target: Path, original: str) -> No
         read(target, original, layer_types=["chunked_attention"] * 4)
 
 
+@pytest.mark.parametrize(
+    ("interval", "kinds"),
+    [(DROP, "LLLF"), (4, "LLLF"), (2, "LFLF"), (1, "FFFF"), (3, "LLFL"), (9, "LLLL")],
+)
+def test_kinds_of_hybrid_layers_follow_the_interval(
+    target: Path, original: str, interval: object, kinds: str
+) -> None:
+    changes = {"model_type": "qwen3_5_text", "layer_types": DROP}
+    config = read(target, original, **changes, full_attention_interval=interval)
+    names = {"L": "linear_attention", "F": "full_attention"}
+    assert config.layer_types == tuple(names[kind] for kind in kinds)
+    assert config.sliding_windows == (None,) * 4
+    other = read(target, original, layer_types=DROP, full_attention_interval=interval)
+    assert other.layer_types == ("full_attention",) * 4
+
+
+def test_a_wrapped_config_may_name_its_family_at_the_top_only(target: Path, original: str) -> None:
+    text = {k: v for k, v in json.loads(original).items() if k != "model_type"}
+    config = read(target, original, model_type="qwen3_5", text_config=text)
+    assert config.model_type == "qwen3_5"
+    assert config.at("hidden_size") == "target/config.json: text_config.hidden_size"
+    named = read(target, original, text_config={**text, "model_type": "qwen3"})
+    assert named.model_type == "qwen3"
+    bare = read(target, original)
+    assert bare.at("hidden_size") == "target/config.json: hidden_size"
+
+
 # Rotary embedding
 
 

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 
 from edgecc.errors import InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.lift import lift
 from edgecc.frontends.quantization import (
     EncodedWeight,
     Quantization,
     check_scales,
     read_quantization,
 )
-from edgecc.ir.encodings import NVFP4, Dense
+from edgecc.ir.encodings import FP8, NVFP4, Dense
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, StoredPart, TensorReader, Weight, WeightTable
+from edgecc.roles import Role
 from helpers.checkpoints import (
     DROP,
     Tensors,
@@ -378,6 +380,23 @@ def test_quantized_cache_is_only_noted(target: Path, scheme: object) -> None:
     assert finding.severity is Severity.NOTE
 
 
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_what_becomes_of_a_quantized_cache_is_a_decision(target: Path, calibrated: bool) -> None:
+    """ModelOpt's constant-scale recipe stores no scales; a calibrated one two a layer."""
+    block = {**quantization_config(["model.embed_tokens"]), "kv_cache_scheme": "FP8"}
+    edit_json(target / "config.json", quantization_config=block)
+    names = [f"model.layers.0.self_attn.{n}" for n in ("k_proj.k_scale", "v_proj.v_scale")]
+    if calibrated:
+        edit_tensors(target, lambda t: t | dict.fromkeys(names, np.ones((), np.float32)))
+    module = lift(target)
+    (line,) = [d for d in module.decisions if "KV cache" in d]
+    stored = "2 scales are stored" if calibrated else "no scales are stored, which means 1"
+    assert line.startswith(f"target KV cache: FP8 is declared ({stored}); kept in float32")
+    caches = module.graphs["target"].by_role(Role.KV_CACHE)
+    assert {cache.value.type.dtype for cache in caches} == {DType.F32}
+    assert not [d for d in module.decisions if "not used" in d]
+
+
 def test_only_the_cache_is_quantized(dense: Path) -> None:
     block = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
     edit_json(dense / "config.json", quantization_config=block)
@@ -401,11 +420,11 @@ def test_mixed_precision_of_supported_formats(target: Path) -> None:
 
 
 def test_mixed_precision_with_an_unsupported_format_is_counted(target: Path) -> None:
-    layers = {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "FP8"} for i in range(3)}
+    layers = {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "MXFP8"} for i in range(3)}
     layers["lm_head"] = {"quant_algo": "NVFP4"}
     block = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     edit_json(target / "config.json", quantization_config={**block, "quantized_layers": layers})
-    with pytest.raises(UnsupportedError, match=r"FP8 \(3 modules\)"):
+    with pytest.raises(UnsupportedError, match=r"MXFP8 \(3 modules\)"):
         quantization(target)
 
 
@@ -454,8 +473,8 @@ def test_metadata_of_wrong_types(target: Path, block: object) -> None:
         ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
         ({"quant_method": "hqq"}, "hqq"),
         ({"bits": 4}, "unnamed"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8"),
-        ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, "FP8_PB_WO"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "MXFP8"),
+        ({"quant_method": "modelopt", "quant_algo": "mxfp4"}, "MXFP4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}, "W4A8_NVFP4_FP8"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "W4A16_AWQ"),
@@ -469,6 +488,7 @@ def test_unsupported_methods_are_named_before_anything_else(
         quantization(target)
     assert caught.value.exit_code == 4
     assert "ModelOpt NVFP4" in caught.value.diagnostics[0].help
+    assert "FP8_PB_WO" in caught.value.diagnostics[0].help
 
 
 @pytest.mark.parametrize("key", ["compression_config", "quantization"])
@@ -487,10 +507,8 @@ def f32(*shape: int) -> np.ndarray[Any, Any]:
 
 
 FOREIGN: dict[str, tuple[dict[str, np.ndarray[Any, Any]], str]] = {
-    "FP8": ({"weight": f32(32, 64).astype(E4M3), "weight_scale": f32()}, "FP8"),
-    "FP8 rows": ({"weight": f32(32, 64).astype(E4M3), "weight_scale": f32(32, 1)}, "FP8 are"),
-    "FP8 blocks": ({"weight": f32(32, 64).astype(E4M3), "weight_scale": f32(1, 1, 1, 1)}, "block"),
-    "FP8 inverse": ({"weight": f32(32, 64).astype(E4M3), "weight_scale_inv": f32(1, 1)}, "block"),
+    "FP8 inverse": ({"weight": f32(32, 64).astype(E4M3), "weight_scale_inv": f32(1, 1)}, "grained"),
+    "FP8 E5M2": ({"weight": f32(32, 64).astype(ml_dtypes.float8_e5m2)}, "FP8 E5M2"),
     "MXFP8": ({"weight": f32(32, 64).astype(E4M3), "weight_scale": u8(32, 2)}, "MXFP8"),
     "MXFP4": ({"weight": u8(32, 32), "weight_scale": u8(32, 2)}, "MXFP4"),
     "MXFP4 of gpt-oss": ({"_blocks": u8(32, 2, 16), "_scales": u8(32, 2)}, "MXFP4"),
@@ -525,6 +543,161 @@ def test_foreign_tensors_without_any_metadata_are_named_at_once(dense: Path) -> 
     edit_tensors(dense, lambda t: t | stored(FOREIGN["compressed-tensors"][0]))
     with pytest.raises(UnsupportedError, match="compressed-tensors"):
         quantization(dense)
+
+
+# FP8
+
+
+def fp8(scale: np.ndarray[Any, Any], n: int = 200, k: int = 300, **more: Any) -> Tensors:
+    """An FP8 weight `x` of random codes, none of them NaN."""
+    codes = np.random.default_rng(1).integers(0, 0x7F, (n, k)).astype(np.uint8)
+    codes |= (np.arange(k) % 2 * 0x80).astype(np.uint8)
+    tensors = {"weight": codes.view(E4M3), "weight_scale": scale, **more}
+    return {f"x.{name}": array for name, array in tensors.items()}
+
+
+def factors(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(2).uniform(0.001, 0.1, shape).astype(np.float32)
+
+
+def declare(path: Path, algorithm: str, **more: object) -> Path:
+    block = {"quant_method": "modelopt", "quant_algo": algorithm, **more}
+    return edit_json(path / "config.json", quantization_config=block).parent
+
+
+FP8_SCALES: dict[str, tuple[np.ndarray[Any, Any], str, str]] = {
+    "scalar": (factors(), "FP8", "tensor"),
+    "vector of one": (factors(1), "FP8", "tensor"),
+    "rows": (factors(200), "FP8_PER_CHANNEL_PER_TOKEN", "channel"),
+    "rows as a column": (factors(200, 1), "FP8_PER_CHANNEL_PER_TOKEN", "channel"),
+    "blocks": (factors(2, 3), "fp8_pb_wo", "block"),
+    "blocks of four axes": (factors(2, 1, 3, 1), "fp8_pb_wo", "block"),
+    "one block": (factors(), "FP8_PB_WO", "tensor"),
+    "rows in bf16": (
+        factors(200).astype(ml_dtypes.bfloat16),
+        "FP8_PER_CHANNEL_PER_TOKEN",
+        "channel",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FP8_SCALES)
+def test_fp8_by_tensor_row_and_block(dense: Path, case: str) -> None:
+    """Values by the definition, element by element; blocks at the edges are partial."""
+    scale, algorithm, scaling = FP8_SCALES[case]
+    tensors = fp8(scale)
+    found = quantization(declare(edit_tensors(dense, lambda t: t | tensors), algorithm))
+    weight = found.weight("x", (200, 300))
+    assert weight.encoding == FP8(scaling, scale_dtype=DType.of(scale.dtype))
+    assert found.findings == []
+    table = WeightTable()
+    table.readers["target"] = found.checkpoint
+    parts = tuple(StoredPart(c, "model.safetensors", key) for c, key in weight.parts.items())
+    table.add("x", Weight((200, 300), weight.encoding, Stored("target", parts)))
+    got = table.dense("x", 100, 200)
+    wide, grid = tensors["x.weight"].astype(np.float64), scale.astype(np.float64).reshape(-1)
+    for row, column in ((100, 0), (127, 127), (128, 128), (150, 299), (199, 255), (199, 256)):
+        index = {"tensor": 0, "channel": row, "block": row // 128 * 3 + column // 128}[scaling]
+        expected = np.float32(wide[row, column] * grid[index])
+        assert got[row - 100, column] == expected
+    check_scales(found.checkpoint, weight)
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "FP8_PB_WO"])
+def test_fp8_activation_scales_belong_to_static_algorithms(dense: Path, algorithm: str) -> None:
+    tensors = fp8(factors(), input_scale=np.array(0.5, np.float32))
+    found = quantization(declare(edit_tensors(dense, lambda t: t | tensors), algorithm))
+    weight = found.weight("x", (200, 300))
+    assert ("input_scale" in weight.parts) == (algorithm == "FP8")
+    assert weight.encoding == FP8(input_scale=algorithm == "FP8")
+    assert "x.input_scale" in found.consumed
+
+
+def test_mixed_precision_of_fp8_and_nvfp4(target: Path) -> None:
+    layers = {"lm_head": {"quant_algo": "NVFP4"}, "x": {"quant_algo": "FP8"}}
+    declare(target, "MIXED_PRECISION", quantized_layers=layers)
+    (target / "hf_quant_config.json").unlink()
+    found = quantization(edit_tensors(target, lambda t: t | fp8(factors())))
+    assert found.weight("lm_head", HEAD).encoding == NVFP4(input_scale=True)
+    assert found.weight("x", (200, 300)).encoding == FP8()
+    assert found.summary() == "fp8 x 1, nvfp4 x 1"
+    assert found.findings == []
+
+
+def test_formats_that_are_not_the_declared_ones_are_listed(target: Path) -> None:
+    layers = {"lm_head": {"quant_algo": "FP8"}, "x": {"quant_algo": "FP8_PB_WO"}}
+    declare(target, "MIXED_PRECISION", quantized_layers=layers)
+    (target / "hf_quant_config.json").unlink()
+    found = quantization(edit_tensors(target, lambda t: t | fp8(factors(200))))
+    found.weight("lm_head", HEAD)
+    found.weight("x", (200, 300))
+    (finding,) = found.findings
+    assert finding.id == "quant/stored-otherwise"
+    assert finding.notes == ("lm_head: nvfp4, declared FP8", "x: fp8 channel, declared FP8_PB_WO")
+    assert finding.severity is Severity.WARNING
+
+
+BAD_FP8: dict[str, tuple[Tensors, tuple[int, ...], str, str]] = {
+    "another shape": (fp8(factors()), (200, 299), "quant/bad-shape", "expected [200, 299]"),
+    "no matrix": (fp8(factors()), (60000,), "quant/bad-shape", "not a matrix"),
+    "two scales": (fp8(factors(2)), (200, 300), "quant/bad-scale", "[2, 3] (one per 128 x 128"),
+    "scales by column": (fp8(factors(300)), (200, 300), "quant/bad-scale", "200 (one a row)"),
+    "integer scales": (
+        fp8(np.ones(200, np.int64)),
+        (200, 300),
+        "quant/bad-scale",
+        "the scales are i64 [200]",
+    ),
+    "zero": (fp8(np.array(0, np.float32)), (200, 300), "quant/bad-scale", "finite positive"),
+    "NaN": (fp8(np.array(np.nan, np.float32)), (200, 300), "quant/bad-scale", "nan"),
+    "activations NaN": (
+        fp8(factors(), input_scale=np.array(np.nan, np.float32)),
+        (200, 300),
+        "quant/bad-scale",
+        "nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FP8)
+def test_bad_fp8(dense: Path, case: str) -> None:
+    tensors, shape, id, words = BAD_FP8[case]
+    error = refused(declare(edit_tensors(dense, lambda t: t | tensors), "FP8"), "x", shape)
+    assert error.id == id
+    assert words in str(error)
+    assert "target/model.safetensors: x." in error.diagnostics[0].where
+
+
+def test_fp8_without_its_scale(dense: Path) -> None:
+    tensors = fp8(factors())
+    del tensors["x.weight_scale"]
+    error = refused(declare(edit_tensors(dense, lambda t: t | tensors), "FP8"), "x", (200, 300))
+    assert error.id == "quant/missing-scale"
+    assert "packed (f8e4m3)" in str(error)
+    assert "assumed format: FP8" in str(error)
+
+
+@pytest.mark.parametrize(("row", "column", "byte"), [(0, 0, 0x7F), (150, 299, 0xFF)])
+def test_fp8_elements_that_are_no_numbers(
+    dense: Path, monkeypatch: pytest.MonkeyPatch, row: int, column: int, byte: int
+) -> None:
+    monkeypatch.setattr("edgecc.frontends.quantization.scales._CHUNK", 3000)  # 10 rows at a time
+    tensors = fp8(factors())
+    tensors["x.weight"].view(np.uint8)[row, column] = byte
+    found = quantization(declare(edit_tensors(dense, lambda t: t | tensors), "FP8"))
+    weight = found.weight("x", (200, 300))
+    with pytest.raises(InputError, match=rf"value at \[{row}, {column}\] is NaN"):
+        check_scales(found.checkpoint, weight)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0, -1])
+def test_fp8_scales_of_rows_and_blocks_are_scanned(dense: Path, value: float) -> None:
+    scale = factors(2, 3)
+    scale[1, 2] = value
+    found = quantization(declare(edit_tensors(dense, lambda t: t | fp8(scale)), "fp8_pb_wo"))
+    weight = found.weight("x", (200, 300))
+    with pytest.raises(InputError, match=r"scale at \[1, 2\] is .* finite positive"):
+        check_scales(found.checkpoint, weight)
 
 
 # Damage

@@ -54,7 +54,10 @@ class Model:
         """A weight `[out, in]`, dequantized if it is packed."""
         if self.stored[f"{module}.weight"].dtype == np.uint8:
             return dequantize_nvfp4(self.stored, module)
-        return self.tensor(f"{module}.weight")
+        values = self.tensor(f"{module}.weight")
+        if self.has(f"{module}.weight_scale"):  # FP8
+            values = values * float(self.stored[f"{module}.weight_scale"])
+        return values
 
     def linear(self, x: Floats, module: str) -> Floats:
         """`x W^T`, plus a bias if one is stored."""

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.ir import NVFP4, Dense, DType, Int8Block
+from edgecc.errors import InternalError
+from edgecc.ir import FP8, NVFP4, Dense, DType, Int4, Int8, Int8Block, Module, WeightTable
 from edgecc.ir.encodings import Array
-from helpers.weights import Packed, packed
+from helpers.weights import SMALL_ENCODINGS, MemoryReader, Packed, Sample, sample, store
 
 F8 = ml_dtypes.float8_e4m3fn
 
@@ -84,26 +85,136 @@ def test_nvfp4_values(seed, block, blocks):
     assert np.array_equal(found, made.values)
 
 
+# every encoding
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    encoding=st.sampled_from(SMALL_ENCODINGS),
+    rows=st.integers(0, 5).map(lambda n: 2 * n),
+    columns=st.integers(1, 3).map(lambda n: 8 * n),
+)
+def test_values(seed, encoding, rows, columns):
+    """Against products in float64, for shapes whose last blocks are partial as well."""
+    made = sample(np.random.default_rng(seed), encoding, rows, columns)
+    components = encoding.components((rows, columns))
+    assert {n: (c.dtype.numpy, c.shape) for n, c in components.items()} == {
+        n: (a.dtype, a.shape) for n, a in made.parts.items()
+    }
+    assert encoding.nbytes((rows, columns)) == sum(a.nbytes for a in made.parts.values())
+    found = encoding.dequantize(made.parts)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, made.values)
+
+
+def stored_table(made: Sample) -> WeightTable:
+    module = Module("m")
+    store(module, "target", "w", made.weight)
+    return module.weights
+
+
 @given(
     seed=st.integers(0, 99),
-    encoding=st.sampled_from([NVFP4(4), Int8Block(4), Dense(DType.BF16)]),
-    cut=st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted),
+    encoding=st.sampled_from(SMALL_ENCODINGS),
+    cut=st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),
+    kept=st.booleans(),
 )
-def test_a_block_of_rows_has_the_values_of_those_rows(seed, encoding, cut):
-    rng = np.random.default_rng(seed)
-    parts = packed(rng, 5, 8).parts
-    if isinstance(encoding, Int8Block):
-        parts = {
-            "weight": rng.integers(0, 256, (5, 8), dtype=np.uint8),
-            "weight_scale": rng.uniform(0, 2, (5, 2)).astype(np.float32),
-        }
-    elif isinstance(encoding, Dense):
-        parts = {"weight": rng.standard_normal((5, 8)).astype(ml_dtypes.bfloat16)}
+def test_a_block_of_rows_has_the_values_of_those_rows(seed, encoding, cut, kept):
+    """Any range, from a file or from bytes in the module: row groups are no business of readers."""
+    made = sample(np.random.default_rng(seed), encoding, 12, 8)
+    table = stored_table(made)
+    if kept:
+        table.rebind("w", made.weight)
     low, high = cut
-    components = encoding.components((5, 8))
-    some = {n: a[low:high] if components[n].rows else a for n, a in parts.items()}
-    whole = encoding.dequantize(parts)
-    assert encoding.dequantize(some).tobytes() == whole[low:high].tobytes()
+    assert np.array_equal(table.dense("w", low, high), made.values[low:high])
+
+
+@given(
+    seed=st.integers(0, 99),
+    encoding=st.sampled_from(SMALL_ENCODINGS),
+    rows=st.integers(0, 7).map(lambda n: 2 * n),
+    block_bytes=st.sampled_from([1, 100, 200, 10_000]),
+)
+def test_row_blocks_are_the_whole_weight(seed, encoding, rows, block_bytes):
+    """Joined, the blocks are the components, and each block has the values of its rows."""
+    made = sample(np.random.default_rng(seed), encoding, rows, 8)
+    table = stored_table(made)
+    joined: dict[str, list[Array]] = {n: [a[:0]] for n, a in made.parts.items() if a.shape}
+    end = 0
+    for start, stop, parts in table.row_blocks("w", block_bytes):
+        assert start == end
+        end = stop
+        assert np.array_equal(encoding.dequantize(parts), made.values[start:stop])
+        for name in joined:
+            joined[name].append(parts[name])
+    assert end == rows
+    for name, blocks in joined.items():
+        if encoding.components((rows, 8))[name].rows:
+            assert np.concatenate(blocks).tobytes() == made.parts[name].tobytes()
+
+
+@pytest.mark.parametrize(("encoding", "start"), [(Int4(4), 1), (FP8("block", (4, 4)), 6)])
+def test_reading_starts_at_a_row_group(encoding, start):
+    table = stored_table(sample(np.random.default_rng(0), encoding, 12, 8))
+    with pytest.raises(InternalError, match=r"groups of \d rows, not from"):
+        table.read("w", start)
+
+
+def test_only_the_rows_asked_for_are_read():
+    made = sample(np.random.default_rng(0), FP8("block", (4, 4)), 10, 8)
+    parts = stored_table(made).read("w", 4, 5)
+    assert {n: a.shape for n, a in parts.items()} == {"weight": (4, 8), "weight_scale": (1, 2)}
+    last = stored_table(made).read("w", 8)
+    assert {n: a.shape for n, a in last.items()} == {"weight": (2, 8), "weight_scale": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shape"),
+    [
+        (FP8("channel"), (6, 1)),
+        (FP8("block", (4, 4)), (2, 1, 2, 1)),
+        (FP8("tensor"), (1,)),
+        (Int8(), (6, 1)),
+    ],
+)
+def test_scales_may_be_stored_with_axes_of_size_one(encoding, shape):
+    made = sample(np.random.default_rng(0), encoding, 6, 8)
+    table = stored_table(made)
+    reader = table.readers["target"]
+    assert isinstance(reader, MemoryReader)
+    reader.tensors["w.weight_scale"] = reader.tensors["w.weight_scale"].reshape(shape)
+    assert np.array_equal(table.dense("w", 4, 6), made.values[4:6])
+    assert np.array_equal(table.dense("w"), made.values)
+
+
+@given(
+    seed=st.integers(0, 99),
+    encoding=st.sampled_from(SMALL_ENCODINGS),
+    counts=st.lists(st.sampled_from([2, 4, 12]), min_size=1, max_size=3),
+    cut=st.tuples(st.integers(0, 36), st.integers(0, 36)).map(sorted),
+)
+def test_stacking(seed, encoding, counts, cut):
+    """`concat_rows` of any encoding, or the reason why a group of rows would be torn apart."""
+    rng = np.random.default_rng(seed)
+    made = [sample(rng, encoding, rows, 8) for rows in counts]
+    table = WeightTable()
+    for i, part in enumerate(made):
+        table.add(f"w{i}", part.weight)
+    symbols = tuple(table)
+    group = encoding.row_group((2, 8))
+    if any(rows % group for rows in counts[:-1]):
+        with pytest.raises(ValueError, match=f"stores {group} rows together"):
+            table.derive("all", "concat_rows", symbols)
+        return
+    table.derive("all", "concat_rows", symbols)
+    scalars = [n for n, c in encoding.components((2, 8)).items() if not c.rows]
+    if all(made[0].parts[n].tobytes() == m.parts[n].tobytes() for n in scalars for m in made):
+        low, high = cut
+        expected = np.concatenate([m.values for m in made])[low:high]
+        assert np.array_equal(table.dense("all", low, high), expected)
+
+
+# components and shapes
 
 
 def test_nvfp4_components():
@@ -193,14 +304,110 @@ def test_dense_components(shape):
     assert Dense(DType.BF16).nbytes(shape) == 2 * int(np.prod(shape))
 
 
+def test_fp8_components():
+    shapes = {
+        FP8("tensor"): (),
+        FP8("channel"): (200,),
+        FP8("block"): (2, 3),
+        FP8("block", (200, 1)): (1, 300),
+    }
+    for encoding, shape in shapes.items():
+        parts = encoding.components((200, 300))
+        assert (parts["weight"].dtype, parts["weight"].shape) == (DType.F8E4M3, (200, 300))
+        scale = parts["weight_scale"]
+        assert (scale.dtype, scale.shape) == (DType.F32, shape)
+        assert scale.rows is (shape != ())
+    assert FP8("block").row_group((200, 300)) == 128
+    assert FP8("channel").row_group((200, 300)) == 1
+    more = FP8(input_scale=True, scale_dtype=DType.BF16).components((2, 2))
+    assert [(n, c.dtype, c.shape) for n, c in more.items()][1:] == [
+        ("weight_scale", DType.BF16, ()),
+        ("input_scale", DType.BF16, ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FP8("row"), "scaling must be one of"),
+        (lambda: FP8("tensor", (64, 64)), "scaling tensor has no block"),
+        (lambda: FP8("block", (0, 64)), "block must be positive, found 0"),
+        (lambda: FP8(scale_dtype=DType.I8), "scales cannot be i8"),
+        (lambda: Int8(DType.F8E4M3), "scales cannot be f8e4m3"),
+        (lambda: Int4(0), "group must be positive, found 0"),
+    ],
+)
+def test_encodings_refuse_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shape", "message"),
+    [
+        (FP8(), (4,), r"fp8 needs a \[N, K\] weight, found \[4\]"),
+        (FP8("block"), (1, 2, 3), r"fp8 needs a \[N, K\] weight, found"),
+        (Int8(), (), r"int8 needs a \[N, K\] weight, found \[\]"),
+        (Int4(8), (3, 8), r"int4 needs .* with N a multiple of 2 and K a multiple of 8"),
+        (Int4(8), (4, 12), r"found \[4, 12\]"),
+    ],
+)
+def test_encodings_refuse_shapes(encoding, shape, message):
+    with pytest.raises(ValueError, match=message):
+        encoding.components(shape)
+
+
+def golden_b() -> Array:
+    """The input of ModelOpt's FP8 golden, f32 `[2, 32]`."""
+    i = np.arange(32)
+    rows = [((37 * i + 11) % 97 - 48) / 64, ((53 * i + 5) % 89 - 44) / 1024]
+    return np.array(rows, np.float32)
+
+
+def test_fp8_golden():
+    """Bytes and scale of ModelOpt 0.47 (row 0); its values are within half a step of the input."""
+    row = "fb007bf670feeb78fa647df373fce27af86c7eef76fb527bf571fdea79f9667d"
+    parts = {
+        "weight": np.frombuffer(bytes.fromhex(row), F8)[None],
+        "weight_scale": np.array(floats("3ad6db6e")[0], np.float32),
+    }
+    found = FP8().dequantize(parts)
+    assert found[0, 0] == np.float32(-352) * np.float32(0.0016392299439758062)
+    assert np.max(np.abs(found[0] - golden_b()[0]) / np.maximum(np.abs(found[0]), 0.01)) < 1 / 16
+
+
+def test_int4_golden():
+    """Bytes and scales of ModelOpt 0.47: row 2r is in the low nibbles."""
+    packed_rows = ["a90d6296fb4197ea", "1e73a90d6297fc51"]
+    scale = [[1 / 7, 0.75 / 7], [0.75 / 7, 0.125], [1 / 7, 0.125], [0.75 / 7, 0.75 / 7]]
+    parts = {
+        "weight": np.array([list(bytes.fromhex(r)) for r in packed_rows], np.uint8),
+        "weight_scale": np.array(scale, np.float32),
+    }
+    found = Int4(4).dequantize(parts)
+    row, column = np.indices((4, 8))
+    expected = ((5 * column + 3 * row) % 16 - 8) / 8
+    assert found[0, 0] == np.float32(-7) * np.float32(1 / 7)
+    assert found[1, 0] == np.float32(-6) * np.float32(0.75 / 7)
+    steps = np.repeat(np.array(scale), 4, axis=1)
+    assert np.all(np.abs(found - expected) <= steps * (0.5 + 1e-6))
+
+
 def test_spelling_and_equality():
     spelled = {
         Dense(DType.BF16): "dense<bf16>",
         NVFP4(): "nvfp4<block=16>",
         NVFP4(32, input_scale=True): "nvfp4<block=32, input_scale>",
         Int8Block(): "int8_block<block=16>",
+        FP8(): "fp8<tensor>",
+        FP8("channel", scale_dtype=DType.BF16): "fp8<channel, scale=bf16>",
+        FP8("block", input_scale=True): "fp8<block=128x128, input_scale>",
+        Int8(): "int8<channel>",
+        Int8(DType.BF16): "int8<channel, scale=bf16>",
+        Int4(): "int4<group=128>",
     }
     assert {e: str(e) for e in spelled} == spelled
     assert NVFP4(16) == NVFP4()
     assert NVFP4() != Int8Block()
-    assert [e.kind for e in spelled] == ["dense", "nvfp4", "nvfp4", "int8_block"]
+    kinds = ["dense", "nvfp4", "nvfp4", "int8_block", "fp8", "fp8", "fp8", "int8", "int8", "int4"]
+    assert [e.kind for e in spelled] == kinds

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgecc.errors import RequestError
 from edgecc.ir.ops import TypeRuleError, attention
-from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from helpers.ops import (
     Array,
     Cases,
@@ -170,7 +170,25 @@ def cached(*, rotary: bool, causal: bool):
     return make
 
 
+def split_heads(rng: np.random.Generator) -> C:
+    """Query and gate of three heads; a flat split would give the same shapes."""
+    x = values(rng, 2, 4, 15)
+    query, gate = np.empty((2, 4, 6)), np.empty((2, 4, 9))
+    for b, t, head in np.ndindex(2, 4, 3):
+        both = x[b, t, 5 * head : 5 * head + 5]
+        query[b, t, 2 * head : 2 * head + 2] = both[:2]
+        gate[b, t, 3 * head : 3 * head + 3] = both[2:]
+    return C(
+        (x,),
+        (query, gate),
+        attrs=SplitHeadsAttributes(3, (2, 3)),
+        types=("f32[b, t, 15]",),
+        results=("f32[b, t, 6]", "f32[b, t, 9]"),
+    )
+
+
 CASES: Cases = {
+    "split_heads": split_heads,
     "rope": rope,
     "rope-full": rope_full,
     "cache_update": cache_update,
@@ -191,6 +209,31 @@ def test_every_op_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name):
     check_reference(name.split("-")[0], CASES[name](np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize(
+    ("type_", "attrs", "message"),
+    [
+        ("f32[t, 12]", SplitHeadsAttributes(2, (3, 4)), "sizes: expected 12, got 14"),
+        ("f32[t, 12]", SplitHeadsAttributes(0, (12,)), "heads must be positive, got 0"),
+        ("f32[t, 12]", SplitHeadsAttributes(-3, (-4,)), "heads must be positive, got -3"),
+        ("f32[t, 12]", SplitHeadsAttributes(3, ()), r"sizes \(\) must be positive"),
+        ("f32[t, 12]", SplitHeadsAttributes(3, (4, 0)), r"sizes \(4, 0\) must be positive"),
+        ("f32[12, t]", SplitHeadsAttributes(3, (2, 2)), "sizes: expected t, got 12"),
+        ("f32[]", SplitHeadsAttributes(1, (1,)), "at least one axis"),
+        ("f32[12]", None, "expects attributes SplitHeadsAttributes"),
+    ],
+)
+def test_split_heads_refuses(type_, attrs, message):
+    with pytest.raises(TypeRuleError, match=message):
+        infer("split_heads", [type_], attrs=attrs)
+
+
+def test_split_heads_takes_integers_and_rows_alone():
+    x, attrs = np.arange(24).reshape(4, 6), SplitHeadsAttributes(2, (1, 2))
+    found = run_op("split_heads", [x], attrs=attrs)
+    assert [y[0].tolist() for y in found] == [[0, 3], [1, 2, 4, 5]]
+    check_rows("split_heads", [x], attrs=attrs)
 
 
 def test_rope_rows_do_not_depend_on_each_other():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.ir.ops import OPS, Trait, TypeRuleError, elementwise
+from edgecc.ir.ops.elementwise import CastAttributes
 from helpers.ops import Case as C
 from helpers.ops import Cases, check_reference, check_rows, family, infer, run_op, values
 
@@ -33,13 +34,22 @@ def two(formula):
     return make
 
 
+def widened(rng: np.random.Generator) -> C:
+    x = values(rng, *SHAPE)
+    return C((x,), (x,), attrs=CastAttributes("f32"), types=(TYPE,), results=(TYPE,))
+
+
 CASES: Cases = {
+    "cast": widened,
     "add": two(lambda a, b: a + b),
     "mul": two(lambda a, b: a * b),
     "silu": one(lambda x: x * logistic(x)),
     "sigmoid": one(logistic),
     "swiglu": two(lambda gate, up: gate * logistic(gate) * up),
 }
+
+
+ATTRIBUTES = {"cast": CastAttributes("bf16")}
 
 
 def test_every_op_has_a_case():
@@ -56,14 +66,14 @@ def test_rows_do_not_depend_on_each_other(op):
     rng = np.random.default_rng(2)
     # 37 elements: a vector kernel and its remainder both take part.
     operands = [values(rng, 6, 37) for _ in OPS[op].operands]
-    check_rows(op, operands)
+    check_rows(op, operands, attrs=ATTRIBUTES.get(op))
 
 
 @pytest.mark.parametrize("op", CASES)
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
 def test_any_rank_and_no_rows(op, shape):
     operands = [np.ones(shape) for _ in OPS[op].operands]
-    (found,) = run_op(op, operands)
+    (found,) = run_op(op, operands, attrs=ATTRIBUTES.get(op))
     assert found.shape == shape
 
 
@@ -71,7 +81,7 @@ def test_any_rank_and_no_rows(op, shape):
 def test_integers_are_refused(op):
     operand, count = OPS[op].operands[0], len(OPS[op].operands)
     with pytest.raises(TypeRuleError, match=rf"{operand} must be floating-point, got i64\[t\]"):
-        infer(op, ["i64[t]"] * count)
+        infer(op, ["i64[t]"] * count, attrs=ATTRIBUTES.get(op))
 
 
 @pytest.mark.parametrize("op", ["add", "mul", "swiglu"])
@@ -117,3 +127,37 @@ def test_sigmoid_and_silu_never_overflow(x):
 def test_sigmoid_is_symmetric_at_the_ends():
     (y,) = run_op("sigmoid", [np.array([-1e30, -200.0, 0.0, 200.0, 1e30])])
     assert y.tolist() == [0, pytest.approx(0, abs=1e-80), 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounded"),
+    [
+        ("bf16", [1.0, 1.0, 1.015625, -1.0, 3.0e38, 0.0]),
+        ("f16", [1.0, 1.00390625, 1.01171875, -1.0, np.inf, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("evaluation", [np.float32, np.float64])
+def test_casts_round_half_to_even(dtype, rounded, evaluation):
+    """Halfway cases of bf16: 1 + 2^-8 goes down, 1 + 3 * 2^-8 up, to the even neighbour."""
+    x = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -1.0, 3.0e38, 1e-45])
+    (found,) = run_op("cast", [x], attrs=CastAttributes(dtype), dtype=evaluation)
+    assert found.dtype == evaluation
+    np.testing.assert_allclose(found[:-1], rounded[:-1], rtol=2.0**-8 if dtype == "bf16" else 0)
+    assert found[:4].tolist() == rounded[:4]
+    assert abs(found[-1]) <= 1e-44
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_wider_types_change_nothing(dtype):
+    x = np.random.default_rng(0).standard_normal(9)
+    (found,) = run_op("cast", [x], attrs=CastAttributes(dtype), dtype=np.float64)
+    assert found.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["i64", "f8e4m3", "float16", ""])
+def test_casts_are_between_wide_enough_floats(dtype):
+    with pytest.raises(TypeRuleError, match="dtype must be one of f64, f32, bf16, f16"):
+        infer("cast", (TYPE,), attrs=CastAttributes(dtype))
+    assert infer("cast", (TYPE,), attrs=CastAttributes("bf16")) == ["bf16[b, t, 5]"]
+    with pytest.raises(TypeRuleError, match="x must be floating-point"):
+        infer("cast", ("i64[b]",), attrs=CastAttributes("bf16"))

@@ -12,6 +12,7 @@ from edgecc.ir import (
     Derived,
     DType,
     Inline,
+    Int4,
     Int8Block,
     Location,
     Module,
@@ -31,6 +32,7 @@ from edgecc.ir.encodings import parse_encoding
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.shape import AxisAttributes, SplitAttributes
 from edgecc.roles import Role
+from helpers.weights import SMALL_ENCODINGS
 
 
 def everything() -> Module:
@@ -194,14 +196,29 @@ def test_any_truncation_is_an_input_error_or_a_shorter_module(cut):
 
 @pytest.mark.parametrize(
     "encoding",
-    [Dense(DType.BF16), Dense(DType.F64), NVFP4(), NVFP4(32), NVFP4(16, True), Int8Block(64)],
+    [Dense(DType.F64), NVFP4(32), NVFP4(16, True), Int8Block(64), Int4(), *SMALL_ENCODINGS],
 )
 def test_encodings_round_trip(encoding):
     assert parse_encoding(str(encoding)) == encoding
+    module = Module("m")
+    module.weights.add("w", Weight((256, 256), encoding, Unbound("lm_head")))
+    assert parse_module(print_module(module)).weights["w"].encoding == encoding
 
 
 @pytest.mark.parametrize(
-    "text", ["", "dense", "dense<>", "nvfp4", "nvfp4<block=x>", "nvfp4<block=16, more>", "int8"]
+    "text",
+    [
+        *("", "dense", "dense<>", "nvfp4", "nvfp4<block=x>", "nvfp4<block=16, more>", "int8"),
+        *("int8<>", "int8<tensor>", "int4<group=-2>", "int4<group=2x2>", "int8_block<block=1_6>"),
+        *("fp8", "fp8<>", "fp8<row>", "fp8<tensor, channel>", "fp8<tensor, scale=i8>"),
+        *(
+            "fp8<block=128>",
+            "fp8<block=0x4>",
+            "fp8<channel, scale=no>",
+            "nvfp4<block=4, block=4>",
+            "nvfp4<block=4><block=4>",
+        ),
+    ],
 )
 def test_bad_encodings(text):
     with pytest.raises(ValueError, match="unknown encoding"):

@@ -93,7 +93,7 @@ def test_concat_rows_of_aliases_and_derived_weights():
         ([dense(np.ones((2, 4))), dense(np.ones((2, 4)), DType.BF16)], "encodings differ"),
         (
             [packed(np.random.default_rng(0), 2, 16, block=b).weight for b in (4, 16)],
-            "encodings differ: nvfp4<block=4> and nvfp4<block=16>",
+            "encodings differ: nvfp4<block=16>, nvfp4<block=4>",
         ),
     ],
 )
@@ -102,6 +102,37 @@ def test_concat_rows_refuses(weights, message):
     with pytest.raises(ValueError, match=message):
         found.derive("all", "concat_rows", tuple(found))
     assert "all" not in found
+
+
+# add_one
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+def test_add_one_rounds_once_to_float32(kind):
+    """Offsets down to 2^-40, of which a sum in 16 bits would keep nothing."""
+    rng = np.random.default_rng(5)
+    stored = (rng.standard_normal(64) * 2.0 ** -rng.integers(0, 40, 64)).astype(DType(kind).numpy)
+    found = table(w=dense(stored, DType(kind)))
+    found.derive("w+1", "add_one", ("w",))
+    assert (found["w+1"].shape, found["w+1"].encoding) == ((64,), Dense(DType.F32))
+    expected = (1 + stored.astype(np.float64)).astype(np.float32)
+    assert found.dense("w+1", 3, 60).tobytes() == expected[3:60].tobytes()
+    assert found.read("w+1")["weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "add_one takes 1 inputs, got 0"),
+        ([dense(np.ones(3)), dense(np.ones(3))], "add_one takes 1 inputs, got 2"),
+        ([dense(np.ones(3, np.int64))], "dense floating-point numbers, found dense<i64>"),
+        ([packed(np.random.default_rng(0), 2, 16).weight], "numbers, found nvfp4"),
+    ],
+)
+def test_add_one_refuses(weights, message):
+    found = table(**{f"w{i}": w for i, w in enumerate(weights)})
+    with pytest.raises(ValueError, match=message):
+        found.derive("one", "add_one", tuple(found))
 
 
 # dequantize
@@ -214,16 +245,49 @@ def test_rope_table_refuses(change, message):
         WeightTable().derive("cos", "rope_table", (), **given_)
 
 
+# offsets_to_ids
+
+
+@given(
+    st.lists(st.integers(-(1 << 60), 1 << 60), max_size=12),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),
+)
+def test_offsets_to_ids_on_any_range(offsets, cut):
+    found = table(d2t=dense(np.array(offsets, dtype=np.int64)))
+    found.derive("ids", "offsets_to_ids", ("d2t",))
+    assert found["ids"].shape == (len(offsets),)
+    low, high = (min(c, len(offsets)) for c in cut)
+    expected = [i + offsets[i] for i in range(low, high)]
+    assert found.dense("ids", low, high).tolist() == expected
+    assert found.dense("ids", low, high).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(3), np.zeros((2, 2), np.int64), np.zeros(3, np.int32)], ids=str
+)
+def test_offsets_to_ids_refuses(values):
+    found = table(d2t=dense(values))
+    with pytest.raises(ValueError, match="offsets_to_ids needs a dense<i64> vector, found dense<"):
+        found.derive("ids", "offsets_to_ids", ("d2t",))
+
+
 # All recipes
 
 
 @pytest.mark.parametrize("count", range(3))
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_number_of_inputs(recipe, count):
-    allowed = {"concat_rows": {1, 2}, "dequantize": {1}, "int8_codes": {1}, "rope_table": {0}}
+    allowed = {"concat_rows": {1, 2}, "rope_table": {0}, "quantize": {1, 2}}
     made = packed(np.random.default_rng(0), 2, 8).weight
-    params = {"part": "cos", "length": 2, "theta": 1e4, "dim": 2} if recipe == "rope_table" else {}
-    if count in allowed[recipe]:
+    if recipe == "offsets_to_ids":
+        made = dense(np.arange(3))
+    if recipe == "add_one":
+        made = dense(np.ones((2, 8)))
+    params = {
+        "rope_table": {"part": "cos", "length": 2, "theta": 1e4, "dim": 2},
+        "quantize": {"encoding": "fp8<tensor>"},
+    }.get(recipe, {})
+    if count in allowed.get(recipe, {1}):
         RECIPES[recipe].check([made] * count, params)
     else:
         with pytest.raises(ValueError, match=rf"{recipe} takes .* inputs, got {count}"):

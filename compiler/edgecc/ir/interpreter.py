@@ -1,6 +1,8 @@
 """Evaluates graphs with NumPy: the oracle for every pass and backend.
 
-Float32 by default, float64 on request. Values are dropped after their last use, weights are
+Float32 by default, float64 on request: the type in which values are held and operations compute.
+A value of a narrower type (bf16, f16) is rounded to it as soon as it is made, like in kernels that
+accumulate in float32 and store 16 bits. Values are dropped after their last use, weights are
 streamed block by block, so that a model larger than memory can be evaluated.
 """
 
@@ -14,7 +16,7 @@ import numpy as np
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
 from edgecc.ir.evaluation import check_cast, find_graph, last_uses, match_shape, positional
-from edgecc.ir.ops.base import EvalContext, WeightView
+from edgecc.ir.ops.base import EvalContext, WeightView, round_to
 from edgecc.ir.types import TensorType
 
 Inputs: TypeAlias = dict[str, dict[str, Array]]
@@ -73,7 +75,7 @@ class Interpreter:
             results = self.node(node, [values[o] for o in node.operands])
             for value, array in zip(node.results, results, strict=True):
                 match_shape(f"@{graph.name}: {node!r}", array.shape, value.type, binding)
-                values[value] = array
+                values[value] = round_to(array, value.type.dtype)
             for value in last.get(index, ()):
                 del values[value]
         return tuple(values[o.value] for o in graph.outputs)
@@ -82,7 +84,7 @@ class Interpreter:
         dtype = self.dtype if type.dtype.is_float else type.dtype.numpy
         check_cast(what, array.dtype, dtype, type)
         # C order, because NumPy sums other layouts in another order: rows would lose their bits.
-        return array.astype(dtype, order="C")
+        return round_to(array.astype(dtype, order="C"), type.dtype)
 
 
 def evaluate(

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from edgecc.errors import InternalError, LegalizeError
-from edgecc.ir.encodings import Array, Encoding, IntShape
+from edgecc.ir.encodings import Array, Component, Encoding, IntShape
 
 Parts: TypeAlias = dict[str, Array]
 Param: TypeAlias = int | float | str | bool
@@ -133,6 +133,7 @@ class WeightTable(Mapping[str, Weight]):
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
         self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
+        self._maxima: dict[tuple[tuple[str, Weight], ...], np.float32] = {}
 
     def __getitem__(self, symbol: str) -> Weight:
         return self._weights[symbol]
@@ -149,6 +150,7 @@ class WeightTable(Mapping[str, Weight]):
         table._weights = dict(self._weights)
         table.readers = dict(self.readers)
         table._digests = self._digests  # by entry, so that they hold for both
+        table._maxima = self._maxima
         return table
 
     def add(self, symbol: str, weight: Weight) -> str:
@@ -214,24 +216,24 @@ class WeightTable(Mapping[str, Weight]):
     def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
         """Component arrays of rows `start:stop` (components without rows come whole).
 
+        Encodings that store several rows together are read by whole groups: `start` is a multiple
+        of the encoding's row group, and the rest of the last group comes as well.
+
         Raises:
             LegalizeError: The weight is unbound.
-            InternalError: The table has no reader of the weight's checkpoint.
+            InternalError: The table has no reader of the weight's checkpoint, or `start` is inside
+                a group.
         """
         weight = self._weights[self.resolve(symbol)]
         components = weight.encoding.components(weight.shape)
         source = weight.source
-        stop = weight.shape[0] if stop is None and weight.shape else stop
+        start, stop = _whole_groups(weight, start, stop)
         if isinstance(source, Stored):
             if source.checkpoint not in self.readers:
                 raise InternalError("ir/no-reader", f"no reader of checkpoint {source.checkpoint}")
             reader = self.readers[source.checkpoint]
             return {
-                p.component: reader.read(p.key, start, stop).reshape(
-                    (-1, *components[p.component].shape[1:])
-                )
-                if components[p.component].rows
-                else reader.read(p.key).reshape(components[p.component].shape)
+                p.component: _stored(reader, p.key, components[p.component], start, stop)
                 for p in source.parts
             }
         if isinstance(source, Inline):
@@ -241,11 +243,14 @@ class WeightTable(Mapping[str, Weight]):
                 )
                 for name, data in source.parts
             }
-            return {n: a[start:stop] if components[n].rows else a for n, a in arrays.items()}
+            return {
+                n: a[slice(*components[n].cut(start, stop))] if components[n].rows else a
+                for n, a in arrays.items()
+            }
         if isinstance(source, Derived):
             from edgecc.ir.recipes import RECIPES  # recipes read tables: the one cycle of the IR
 
-            return RECIPES[source.recipe].rows(self, weight, source, start, stop or 0)
+            return RECIPES[source.recipe].rows(self, weight, source, start, stop)
         raise LegalizeError(
             "bind/unbound-weight",
             f"weight @{symbol} has no bytes: {source}",
@@ -255,7 +260,12 @@ class WeightTable(Mapping[str, Weight]):
     def dense(self, symbol: str, start: int = 0, stop: int | None = None) -> Array:
         """Exact values of rows `start:stop` (float32 for every floating-point encoding)."""
         weight = self._weights[self.resolve(symbol)]
-        return weight.encoding.dequantize(self.read(symbol, start, stop))
+        if not weight.shape:
+            return weight.encoding.dequantize(self.read(symbol))
+        stop = weight.shape[0] if stop is None else stop
+        first = start - start % weight.encoding.row_group(weight.shape)
+        values = weight.encoding.dequantize(self.read(symbol, first, stop))
+        return values[start - first : stop - first]
 
     def row_blocks(
         self, symbol: str, block_bytes: int = BLOCK_BYTES
@@ -269,10 +279,23 @@ class WeightTable(Mapping[str, Weight]):
             yield 0, 0, self.read(symbol)
             return
         row = 4 * int(np.prod(weight.shape[1:], dtype=np.int64))
-        step = max(1, block_bytes // max(1, row))
+        group = weight.encoding.row_group(weight.shape)
+        step = max(1, block_bytes // max(1, row) // group) * group
         for start in range(0, weight.shape[0], step):
             stop = min(start + step, weight.shape[0])
             yield start, stop, self.read(symbol, start, stop)
+
+    def absolute_maximum(self, symbol: str) -> np.float32:
+        """The largest magnitude in a weight, cached; streams the weight once. 0 if it is empty."""
+        key = self._digest_key(self.resolve(symbol))
+        if key not in self._maxima:
+            encoding = self._weights[self.resolve(symbol)].encoding
+            found = np.float32(0)
+            for _, _, parts in self.row_blocks(symbol):
+                values = encoding.dequantize(parts)
+                found = max(found, np.float32(np.max(np.abs(values), initial=0)))
+            self._maxima[key] = found
+        return self._maxima[key]
 
     def digest(self, symbol: str) -> str:
         """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""
@@ -360,3 +383,27 @@ class WeightTable(Mapping[str, Weight]):
                 and name not in found
             ]
         return found[1:]
+
+
+def _whole_groups(weight: Weight, start: int, stop: int | None) -> tuple[int, int]:
+    """The range, its end moved to the end of a row group or of the weight.
+
+    Raises:
+        InternalError: The range starts inside a group.
+    """
+    if not weight.shape:
+        return 0, 0
+    rows, group = weight.shape[0], weight.encoding.row_group(weight.shape)
+    if start % group:
+        raise InternalError(
+            "ir/row-group", f"{weight.encoding} is read by groups of {group} rows, not from {start}"
+        )
+    stop = rows if stop is None else stop
+    return start, min(-(-stop // group) * group, max(rows, stop))
+
+
+def _stored(reader: TensorReader, key: str, component: Component, start: int, stop: int) -> Array:
+    """One component from a file, which may spell its shape with more or fewer axes of size 1."""
+    if not component.rows:
+        return reader.read(key).reshape(component.shape)
+    return reader.read(key, *component.cut(start, stop)).reshape((-1, *component.shape[1:]))

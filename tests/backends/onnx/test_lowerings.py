@@ -14,9 +14,10 @@ import pytest
 from edgecc.devices import DEVICES, Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
-from edgecc.ir.ops.attention import RopeAttributes
+from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.roles import Role
@@ -196,6 +197,30 @@ def embedding_and_head_of_one_table(random: np.random.Generator, batch: int, row
     return Case(build, {"ids": ids}, {"logits": wide(table)[ids] @ wide(table).T})
 
 
+@case("lookup")
+def lookup_ids(random: np.random.Generator, batch: int, rows: int) -> Case:
+    ids, table = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=(b.dense("table", table),)))
+
+    return Case(build, {"ids": ids}, {"found": table[ids]})
+
+
+@case("lookup")
+def lookup_of_offsets(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The derived table is written as ids."""
+    ids, offsets = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        b.module.weights.derive("map", "offsets_to_ids", (b.dense("offsets", offsets),))
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=("map",)))
+
+    return Case(build, {"ids": ids}, {"found": ids + offsets[ids]})
+
+
 def _rms_norm(x: Array, w: Array, groups: int, eps: float) -> Array:
     pieces = [
         piece / np.sqrt((piece**2).sum(-1, keepdims=True) / piece.shape[-1] + eps) * wide(w)
@@ -324,6 +349,22 @@ def split(random: np.random.Generator, batch: int, rows: int) -> Case:
     return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
 
 
+@case("split_heads")
+def split_heads(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Query and gate side by side in each of 3 heads."""
+    x = normal(random, batch, rows, 15)
+
+    def build(b: GraphBuilder) -> None:
+        attrs = SplitHeadsAttributes(3, (4, 1))
+        node = b.node("split_heads", [b.take("x", (B, T, 15))], attrs=attrs)
+        for index, piece in enumerate(node.results):
+            b.give(f"piece{index}", piece)
+
+    gates = [4, 9, 14]
+    pieces = {"piece0": np.delete(x, gates, axis=2), "piece1": x[..., gates]}
+    return Case(build, {"x": x}, pieces, {"tolerance": 0.0})
+
+
 @case("slice")
 def slice_(random: np.random.Generator, batch: int, rows: int) -> Case:
     x = normal(random, batch, 7, rows)
@@ -387,6 +428,68 @@ def pad_first_axis_of_floats(random: np.random.Generator, batch: int, rows: int)
 
     y = np.concatenate([x, np.full((1, rows, 2), -3, np.float32)])
     return Case(build, {"x": x}, {"y": y}, {"tolerance": 0.0})
+
+
+@case("add_rms_norm")
+def add_rms_norm(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Both results are returned, and both are used."""
+    a, b, w = normal(random, batch, rows, 96), normal(random, batch, rows, 96), normal(random, 96)
+
+    def build(g: GraphBuilder) -> None:
+        operands = [g.take("a", (B, T, 96)), g.take("b", (B, T, 96))]
+        node = g.node("add_rms_norm", operands, (g.dense("w", w),), AddRmsNormAttributes(1e-5))
+        g.give("normed", node.results[0])
+        g.give("sum", node.results[1])
+        g.give("product", g.op("mul", *node.results))
+
+    total = wide(a) + b
+    normed = _rms_norm(total, w, 1, 1e-5)
+    expected = {"normed": normed, "sum": total, "product": normed * total}
+    return Case(build, {"a": a, "b": b}, expected)
+
+
+@case("add_rms_norm")
+def add_rms_norm_of_other_ranks(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The kernel takes two or three axes; only the norm is read."""
+    a, w = normal(random, batch, 2, rows, 32), normal(random, 32)
+
+    def build(g: GraphBuilder) -> None:
+        x, flat = g.take("x", (B, 2, T, 32)), g.take("flat", (T, 32))
+        weights = (g.dense("w", w),)
+        attrs = AddRmsNormAttributes(1e-6)
+        g.give("four", g.node("add_rms_norm", (x, x), weights, attrs).results[0])
+        g.give("two", g.node("add_rms_norm", (flat, flat), weights, attrs).results[0])
+
+    expected = {"four": _rms_norm(2 * wide(a), w, 1, 1e-6)}
+    expected["two"] = _rms_norm(2 * wide(a[0, 0]), w, 1, 1e-6)
+    return Case(build, {"x": a, "flat": a[0, 0]}, expected)
+
+
+@case("constant")
+def constants(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Floats of any encoding and integers, returned as they are and used by others."""
+    x, table = normal(random, 3, 8), normal(random, 4, 32)
+    vector = normal(random, 8).astype(ml_dtypes.bfloat16)
+    packed, scale, scale_2 = random_nvfp4(random, 4, 32)
+    ids = random.integers(0, 4, (2, rows))
+
+    def build(b: GraphBuilder) -> None:
+        b.give("x", b.op("constant", weights=(b.dense("wx", x),)))
+        b.give("v", b.op("constant", weights=(b.dense("wv", vector),)))
+        b.give("p", b.op("constant", weights=(b.nvfp4("wp", packed, scale, scale_2),)))
+        made = b.op("constant", weights=(b.dense("ids", ids),))
+        b.give("rows", b.op("embedding", made, weights=(b.dense("table", table),)))
+        b.give("sum", b.op("add", b.take("y", (3, 8)), b.graph.nodes[0].result))
+
+    y = normal(random, 3, 8)
+    expected = {
+        "x": x,
+        "v": vector.astype(np.float32),
+        "p": nvfp4_values(packed, scale, scale_2),
+        "rows": table[ids],
+        "sum": wide(x) + y,
+    }
+    return Case(build, {"y": y}, expected, {"tolerance": 1e-7})
 
 
 @case("unsqueeze")
@@ -503,6 +606,37 @@ def rope_of_wide_heads(random: np.random.Generator, batch: int, rows: int) -> Ca
 @case("rope")
 def rope_of_half_a_head(random: np.random.Generator, batch: int, rows: int) -> Case:
     return _rope(random, random.integers(0, 64, (batch, rows)), 4, 64, 32)
+
+
+@case("cast")
+def cast_to_the_same_type(random: np.random.Generator, batch: int, rows: int) -> Case:
+    x = normal(random, batch, rows, 8)
+
+    def build(b: GraphBuilder) -> None:
+        b.give("y", b.op("cast", b.take("x", (B, T, 8)), attrs=CastAttributes("f32")))
+
+    return Case(build, {"x": x}, {"y": wide(x)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_narrow_casts_round_like_the_reference(
+    dtype: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`legalize` refuses them on these devices, which have no other 16-bit kernels."""
+    monkeypatch.setattr("helpers.lowering.Legalize.run", lambda *_: False)
+
+    def build(b: GraphBuilder) -> None:
+        narrow = b.op("cast", b.take("x", (1, T, 8)), attrs=CastAttributes(dtype))
+        b.give("y", b.op("cast", narrow, attrs=CastAttributes("f32")))
+
+    x = normal(np.random.default_rng(0), 1, 9, 8)
+    x[0, 0, :3] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-11 + 1]  # halfway between two
+    builder = GraphBuilder()
+    build(builder)
+    expected = Interpreter(builder.module).run(GRAPH, {"x": x})
+    graph = lowered(build, device, tmp_path)
+    assert graph.run({"x": x})["y"].tobytes() == expected["y"].tobytes()
 
 
 def test_every_op_has_a_case() -> None:

@@ -47,6 +47,14 @@ class AttentionAttributes(Attributes):
     causal: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class SplitHeadsAttributes(Attributes):
+    """`heads`: how many the last axis has. `sizes`: widths of the pieces of each head."""
+
+    heads: int
+    sizes: tuple[int, ...]
+
+
 def rotate(x: Array, cos: Array, sin: Array, heads: int) -> Array:
     """Rotary embedding, halves rotated (NeoX form).
 
@@ -359,4 +367,51 @@ class CachedAttention(Op[AttentionAttributes]):
         return attend(q, k_cache, v_cache, start + k.shape[1], attrs), k_cache, v_cache
 
 
-OPS = (Rope(), CacheUpdate(), Attention(), CachedAttention())
+class SplitHeads(Op[SplitHeadsAttributes]):
+    """Each head cut into pieces: x `[..., heads * sum(sizes)]` gives `[..., heads * size]` a size.
+
+    For projections that store query and gate of a head side by side. With one head it is `split`
+    along the last axis.
+    """
+
+    name = "split_heads"
+    attributes = SplitHeadsAttributes
+    operands = ("x",)
+    results = ("pieces",)
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: SplitHeadsAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """One type per size; the sizes of all heads add up to the last axis."""
+        (x,) = operands
+        require(x.rank > 0, f"x must have at least one axis, got {x}")
+        require(attrs.heads > 0, f"heads must be positive, got {attrs.heads}")
+        require(
+            len(attrs.sizes) > 0 and min(attrs.sizes) > 0, f"sizes {attrs.sizes} must be positive"
+        )
+        require_equal("heads * sum of sizes", attrs.heads * sum(attrs.sizes), x.shape[-1])
+        return tuple(TensorType(x.dtype, (*x.shape[:-1], attrs.heads * s)) for s in attrs.sizes)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: SplitHeadsAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """`numpy.split` of each head."""
+        (x,) = operands
+        lead = x.shape[:-1]
+        edges = np.cumsum(attrs.sizes)[:-1]
+        pieces = np.split(x.reshape(*lead, attrs.heads, sum(attrs.sizes)), edges, axis=-1)
+        return tuple(
+            piece.reshape(*lead, attrs.heads * size)
+            for piece, size in zip(pieces, attrs.sizes, strict=True)
+        )
+
+
+OPS = (Rope(), CacheUpdate(), Attention(), CachedAttention(), SplitHeads())

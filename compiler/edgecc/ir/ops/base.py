@@ -180,6 +180,20 @@ class Op(ABC, Generic[A]):
         return f"<op {self.name}>"
 
 
+_NARROW = (DType.BF16, DType.F16, DType.F8E4M3, DType.F8E5M2)
+
+
+def round_to(array: Array, dtype: DType) -> Array:
+    """Floats rounded to a narrower type and held as before; other types leave them as they are.
+
+    To nearest, ties to even; what is too large becomes infinite (NaN where there is no infinity).
+    """
+    if dtype not in _NARROW or array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype.numpy).astype(array.dtype)
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a `TypeRuleError` with the message unless the condition holds."""
     if not condition:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +15,23 @@ from edgecc.ir.ops.base import (
     Op,
     Scope,
     Trait,
+    TypeRuleError,
     WeightView,
     require,
     require_float,
+    round_to,
 )
-from edgecc.ir.types import TensorType
+from edgecc.ir.types import DType, TensorType
 from edgecc.ir.weights import Weight
+
+CASTS = (DType.F64, DType.F32, DType.BF16, DType.F16)
+
+
+@dataclass(frozen=True, slots=True)
+class CastAttributes(Attributes):
+    """`dtype`: element type of the result: `f64`, `f32`, `bf16` or `f16`."""
+
+    dtype: str
 
 
 def sigmoid(x: Array) -> Array:
@@ -125,4 +137,42 @@ class Swiglu(_Elementwise):
         return silu(operands[0]) * operands[1]
 
 
-OPS = (Add(), Mul(), Silu(), Sigmoid(), Swiglu())
+class Cast(Op[CastAttributes]):
+    """X in another floating-point type, rounded to nearest, ties to even.
+
+    Values too large for f16 become infinite.
+    """
+
+    name = "cast"
+    attributes = CastAttributes
+    operands = ("x",)
+    traits = Trait.ELEMENTWISE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: CastAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The shape of x in the wanted type."""
+        (x,) = operands
+        require_float("x", x)
+        found = next((d for d in CASTS if d.value == attrs.dtype), None)
+        if found is None:
+            valid = ", ".join(d.value for d in CASTS)
+            raise TypeRuleError(f"dtype must be one of {valid}, got {attrs.dtype!r}")
+        return (TensorType(found, x.shape),)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: CastAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Rounded, and held in the evaluation dtype."""
+        return (round_to(operands[0], DType(attrs.dtype)),)
+
+
+OPS = (Add(), Cast(), Mul(), Silu(), Sigmoid(), Swiglu())

@@ -1,0 +1,67 @@
+"""What target architectures have in common besides their layers."""
+
+from __future__ import annotations
+
+from edgecc.errors import InputError, UnsupportedError
+from edgecc.frontends.config import TextConfig
+from edgecc.frontends.module_weights import ModuleWeights
+
+
+def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
+    """The weight of the output head: its own, or the embedding table when tied.
+
+    Args:
+        weights: Tensors of the checkpoint.
+        config: Hyperparameters.
+        table: Symbol of the embedding table.
+
+    Raises:
+        InputError: Untied and no head is stored, or tied and a different head is stored.
+    """
+    role = weights.checkpoint.role
+    stored = weights.has("lm_head.weight")
+    if not stored and not config.tie_word_embeddings:
+        raise InputError(
+            "bind/no-lm-head",
+            "the target has no lm_head and tie_word_embeddings is false",
+            where=config.at("tie_word_embeddings"),
+            notes=[f"looked for {role}: lm_head.weight, lm_head.weight_packed"],
+            help="the checkpoint is incomplete: fetch the missing shard",
+        )
+    if not stored:
+        return table
+    head = weights.matrix("lm_head", config.vocab_size, config.hidden_size)
+    entries = weights.module.weights
+    if config.tie_word_embeddings:
+        if entries[head].encoding != entries[table].encoding:
+            weights.module.decisions.append(
+                f"{head} is used although tie_word_embeddings is true: it is "
+                f"{entries[head].encoding}, the embedding {entries[table].encoding}"
+            )
+        elif entries.digest(head) != entries.digest(table):
+            raise InputError(
+                "target/tied-heads-differ",
+                "tie_word_embeddings is true, but lm_head.weight differs from the embedding",
+                where=weights.checkpoint.location(weights.stored_name("lm_head.weight")),
+                help="set tie_word_embeddings to false, or remove lm_head.weight",
+            )
+        else:
+            return table
+    return head
+
+
+def check_variant(config: TextConfig) -> None:
+    """Check what every target here is built with: SwiGLU in the MLP, attention over all rows.
+
+    Raises:
+        UnsupportedError: The config asks for another activation or for sliding windows.
+    """
+    where = config.where
+    if config.hidden_act not in ("silu", "swish"):
+        raise UnsupportedError(
+            "target/activation", f"hidden_act {config.hidden_act!r} is not supported", where=where
+        )
+    if any(w is not None for w in config.sliding_windows):
+        raise UnsupportedError(
+            "target/sliding-window", "sliding-window attention is not supported yet", where=where
+        )

@@ -1,0 +1,224 @@
+"""`assign-precision`: compute activations in 16 bits."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgecc.errors import UsageError, did_you_mean
+from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.rewriter import Rewriter
+from edgecc.ir.types import DType
+from edgecc.passes.base import Pass, PassContext, site
+from edgecc.roles import Role
+
+TOLERANCES: Mapping[str, float] = {"bf16": 0.25, "f16": 0.05}
+"""Relative error of results of a few layers, with room: a rounding is off by at most 2^-9 (bf16) or
+2^-12 (f16) of a value, each op rounds once, and norms may enlarge what small values lost."""
+
+_MOVES = ("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze")
+NARROW = frozenset(
+    (
+        *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *_MOVES,
+    )
+)
+"""Ops that compute in the narrow type. All others keep float32: attention and caches (scores,
+softmax and the rows of earlier calls), choices of tokens, calls, embeddings as they are read."""
+
+_READS_SHAPE = ("position_ids", "advance")
+_CHOOSES = ("argmax", "markov_chain")
+_WIDE_OUTPUTS = (Role.LOGITS, Role.BASE_LOGITS, Role.DRAFT_LOGITS, Role.CONFIDENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignPrecisionOptions:
+    """What to compute in, and where not.
+
+    `dtype`: `bf16` or `f16`.
+    `keep`: names of ops or of modules with `*` and `?`, separated by commas, that stay in float32:
+    `rms_norm`, `*.layers.0.*`.
+    """
+
+    dtype: str = "bf16"
+    keep: str = ""
+
+
+class AssignPrecision(Pass[AssignPrecisionOptions]):
+    """Compute activations in bf16 or f16 where that is safe.
+
+    What it does
+        Gives the results of linear layers, norms, elementwise and data-moving ops a 16-bit type,
+        and inserts a `cast` wherever a value passes between them and the float32 rest: graph inputs
+        and outputs (their types stay), attention with its caches, embeddings, and what tokens are
+        chosen from. Within an op, kernels accumulate and take means in float32: a value is rounded
+        when it is stored.
+
+    Why
+        Half the bytes of activations, and the arithmetic that tensor cores are built for. Models
+        are trained in bf16, so this is the precision their publishers measured.
+
+    Example:
+        ```
+        %y = linear(%x, @up_proj) : f32[b, t, 512]
+        %z = silu(%y) : f32[b, t, 512]
+        ```
+        becomes
+        ```
+        %x_1 = cast(%x) {dtype = "bf16"} : bf16[b, t, 256]
+        %y = linear(%x_1, @up_proj) : bf16[b, t, 512]
+        %z_1 = silu(%y) : bf16[b, t, 512]
+        %z = cast(%z_1) {dtype = "f32"} : f32[b, t, 512]
+        ```
+
+    Options
+        `dtype`: `bf16` or `f16`. `keep`: ops and modules that stay in float32.
+
+    Requires and ensures
+        Nothing. After the fusions, which do not look through casts. Weights keep their encodings,
+        which a device lowers as before.
+
+    Exactness
+        Rounds every narrow result once. The tolerance is 0.25 for `bf16` and 0.05 for `f16`,
+        relative to the largest result. Linear layers whose results are logits, or are added up to
+        logits, read rounded values and give float32, so that no two tokens tie by rounding.
+
+    Limits
+        `f16` overflows above 65504: bf16 models may need `keep`. Devices that compute in float32
+        refuse the result.
+    """
+
+    name = "assign-precision"
+    options_type = AssignPrecisionOptions
+
+    def __init__(self, options: AssignPrecisionOptions | None = None) -> None:
+        super().__init__(options)
+        if self.options.dtype not in TOLERANCES:
+            raise UsageError(
+                "pass/bad-option",
+                f"assign-precision: dtype {self.options.dtype!r} is not one of 16 bits",
+                help=did_you_mean(self.options.dtype, TOLERANCES),
+            )
+        self.tolerance = TOLERANCES[self.options.dtype]  # type: ignore[misc]
+        self._keep = [p for p in (k.strip() for k in self.options.keep.split(",")) if p]
+
+    def run(self, module: Module, ctx: PassContext) -> bool:
+        """Narrow node by node, in order, then drop the casts nobody reads."""
+        changed = False
+        for graph in module.graphs.values():
+            wide = _scores(graph)
+            chosen = [n for n in graph.nodes if self._narrows(graph, n, wide, ctx)]
+            if chosen:
+                _Narrowing(module, graph, DType(self.options.dtype), self.name).apply(chosen)
+                self.remark(ctx, f"@{graph.name}", f"{len(chosen)} ops", applied=True)
+                changed = True
+        return changed
+
+    def _narrows(
+        self, graph: Graph, node: Node, wide: Mapping[Node, str], ctx: PassContext
+    ) -> bool:
+        """Whether a node is to compute in 16 bits: it does so in float32 now, and may."""
+        if node.op.name not in NARROW or all(r.type.dtype is not DType.F32 for r in node.results):
+            return False
+        reason = self._kept(node) or wide.get(node, "")
+        if reason:
+            self.remark(ctx, site(graph, node), reason, applied=False)
+        return not reason
+
+    def _kept(self, node: Node) -> str:
+        origin = node.location.origin
+        names = (node.op.name, origin, origin.partition(": ")[2] or origin)
+        for pattern in self._keep:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                return f"kept by {pattern}"
+        return ""
+
+
+class _Narrowing:
+    """Rewrites the chosen nodes of one graph."""
+
+    def __init__(self, module: Module, graph: Graph, dtype: DType, pass_name: str) -> None:
+        self._rewriter = Rewriter(module, graph, pass_name)
+        self._dtype = dtype
+        self._narrow: dict[Value, Value] = {}
+        self._widened: set[Value] = set()
+        self._casts: list[Node] = []
+
+    def apply(self, nodes: list[Node]) -> None:
+        """Replace each node by a narrow one between casts; casts that undo each other go."""
+        for node in nodes:
+            self._replace(node)
+        for node in list(self._rewriter.graph.nodes):
+            if node.op.name in _READS_SHAPE and any(o in self._widened for o in node.operands):
+                self._replace(node)
+        outputs = {o.value for o in self._rewriter.graph.outputs}
+        for cast in reversed(self._casts):
+            if not cast.result.uses and cast.result not in outputs:
+                self._rewriter.erase(cast)
+
+    def _replace(self, node: Node) -> None:
+        made = self._rewriter.insert(
+            node,
+            node.op.name,
+            [self._narrowed(o, node) for o in node.operands],
+            node.weights,
+            node.attrs,
+            [r.name for r in node.results],
+            node.location,
+        )
+        wide = []
+        for old, new in zip(node.results, made.results, strict=True):
+            if new.type != old.type:
+                cast = self._cast(new, DType.F32, node, old.name)
+                self._narrow[cast] = new
+                self._widened.add(cast)
+                wide.append(cast)
+            else:
+                wide.append(new)
+        self._rewriter.replace(node, wide)
+
+    def _narrowed(self, value: Value, anchor: Node) -> Value:
+        """A value in the narrow type, cast before its first user; other types stay."""
+        if value.type.dtype is not DType.F32:
+            return value
+        if value not in self._narrow:
+            self._narrow[value] = self._cast(value, self._dtype, anchor, value.name)
+        return self._narrow[value]
+
+    def _cast(self, value: Value, dtype: DType, anchor: Node, name: str) -> Value:
+        attrs = CastAttributes(dtype.value)
+        node = self._rewriter.insert(
+            anchor, "cast", (value,), attrs=attrs, names=(name,), origin=anchor.location
+        )
+        self._casts.append(node)
+        return node.result
+
+
+def _scores(graph: Graph) -> dict[Node, str]:
+    """Nodes that make what tokens are chosen by, back to their linear layers, and why.
+
+    Two scores that round to one 16-bit number would be a tie, which the first token wins.
+    """
+    waiting = [
+        (output.value, f"output {output.name} is {output.role.value}")
+        for output in graph.outputs
+        if output.role in _WIDE_OUTPUTS
+    ]
+    waiting += [
+        (operand, f"{node.op.name} chooses tokens by it")
+        for node in graph.nodes
+        if node.op.name in _CHOOSES
+        for operand in node.operands
+    ]
+    found: dict[Node, str] = {}
+    while waiting:
+        value, reason = waiting.pop()
+        node = value.producer
+        if node is None or node in found or node.op.name not in NARROW:
+            continue
+        found[node] = reason
+        if node.op.name in (*_MOVES, "add"):
+            waiting += [(operand, reason) for operand in node.operands]
+    return found
