@@ -12,6 +12,7 @@ from hypothesis import given
 import edgecc
 from edgecc.ir import NVFP4, Module, Stored, Unbound, parse_module, print_module, verify
 from edgecc.ir.clone import clone_module
+from edgecc.ir.ops import get_op
 from edgecc.passes.base import Pass
 from edgecc.passes.pipeline import parse_pipeline
 from edgecc.reduction import reduce
@@ -170,6 +171,21 @@ def test_a_requirement_belongs_to_the_pass_that_has_it() -> None:
     assert found is not None
     assert found.failure == Failure("bind/unbound-weight", "lower-encodings", "")
     assert [p.name for p in found.passes] == ["lower-encodings"]
+
+
+def test_an_exception_beside_the_passes_is_a_failure_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shape rule of one op has a bug of its own: verifying the input already fails."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    module = pair(OWN)
+    monkeypatch.setattr(type(get_op("swiglu")), "infer", broken)
+    failure = Runner().failure(module, parse_pipeline("dce"))
+    assert failure == Failure("internal", "", "ZeroDivisionError")
+    assert reduce(module, lambda m: Runner().failure(m, ()) == failure) is module
 
 
 def test_what_works_is_not_reproduced() -> None:

@@ -104,6 +104,8 @@ class Runner:
             manager.run(clone_module(module), PassContext(self.device))
         except EdgeccError as error:
             return Failure(error.id, watch.pass_name, _kind(error))
+        except Exception as error:  # a bug beside the passes, in a rule or in the interpreter
+            return Failure("internal", watch.pass_name, type(error).__name__)
         return None
 
 
