@@ -23,7 +23,9 @@ _HYBRID = "qwen3_5"
 """Begin of the model types with linear attention in most layers."""
 
 _LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
-_KEY_PROJECTION = re.compile(r"(?:(?!mtp\.).*\.)?layers\.(\d+)\.self_attn\.k_proj\.weight")
+_KEY_PROJECTION = re.compile(
+    r"(?:(?!mtp\.).*\.)?(?:layers\.(\d+)|midlayer)\.self_attn\.k_proj\.weight"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ def _key_projection(checkpoint: Checkpoint) -> str | None:
     for key, info in checkpoint.tensors.items():
         match = _KEY_PROJECTION.fullmatch(key)
         if match and len(info.shape) == 2 and _rows_are_features(checkpoint, key):
-            found.append((int(match[1]), key))
+            found.append((int(match[1] or 0), key))
     return min(found)[1] if found else None
 
 

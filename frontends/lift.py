@@ -7,8 +7,8 @@ from pathlib import Path
 from edgecc.errors import InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig, read_text_config
-from edgecc.frontends.drafts import detect_draft, dspark, is_draft
-from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts import is_draft, read_draft
+from edgecc.frontends.drafts.base import IGNORABLE, Draft, DraftSize
 from edgecc.frontends.drafts.names import canonical_names
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
@@ -49,7 +49,7 @@ def lift(
     if target_ckpt is not None and is_draft(target_ckpt):
         raise InputError(
             "draft/needs-target",
-            f"{target_ckpt.path.name} is a draft: it has no head or embedding of its own",
+            f"{target_ckpt.path.name} is a draft: it computes from the states of its target",
             where="target/config.json",
             help="this draft needs a target: edgecc compile TARGET --draft DRAFT",
         )
@@ -61,19 +61,18 @@ def lift(
     target_config = read_text_config(target_ckpt) if target_ckpt is not None else None
     if target_config is not None:
         get_target(target_config)
-    draft_config = None
+    lifted_draft = None
     if draft_ckpt is not None:
-        detect_draft(draft_ckpt)
-        draft_config = read_dspark_config(draft_ckpt)
-    base = target_config or (draft_config.text if draft_config else None)
+        lifted_draft = read_draft(draft_ckpt, options.num_speculative_tokens)
+    base = target_config or (lifted_draft.text if lifted_draft else None)
     assert base is not None
     length = _model_len(base, options)
-    _symbols(module, options, draft_config)
+    _symbols(module, options, lifted_draft)
     num_tokens = count_tokens(target_ckpt, base) if target_ckpt else base.vocab_size
     if target_ckpt is not None and target_config is not None:
-        _lift_target(module, target_ckpt, target_config, draft_config, length, num_tokens)
-    if draft_ckpt is not None and draft_config is not None:
-        _lift_draft(module, draft_ckpt, draft_config, base, options, length, num_tokens)
+        _lift_target(module, target_ckpt, target_config, lifted_draft, length, num_tokens)
+    if lifted_draft is not None:
+        _lift_draft(module, lifted_draft, target_config, length, num_tokens)
     module.metadata["limits"] = {
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
@@ -87,7 +86,7 @@ def _lift_target(
     module: Module,
     checkpoint: Checkpoint,
     config: TextConfig,
-    draft: DSparkConfig | None,
+    draft: Draft | None,
     length: int,
     num_tokens: int,
 ) -> None:
@@ -98,9 +97,9 @@ def _lift_target(
     weights = ModuleWeights(
         module, checkpoint, quantization, names, (target_names.CANONICAL, prefix)
     )
-    taps = draft.target_layer_ids if draft is not None else ()
+    taps = draft.taps(config) if draft is not None else ()
     if draft is not None:
-        _check_taps(draft, config)
+        draft.check_target(config)
     check_layers(checkpoint, names, config.num_hidden_layers)
     # One row more than the runtime may use: engines pad single-row calls.
     frontend.build(weights, config, taps, length + 1)
@@ -120,94 +119,28 @@ def _lift_target(
 
 
 def _lift_draft(
-    module: Module,
-    checkpoint: Checkpoint,
-    config: DSparkConfig,
-    target: TextConfig,
-    options: LiftOptions,
-    length: int,
-    num_tokens: int,
+    module: Module, draft: Draft, target: TextConfig | None, length: int, num_tokens: int
 ) -> None:
-    steps = options.num_speculative_tokens or config.block_size
-    if not 1 <= steps <= config.block_size:
-        raise UsageError(
-            "usage/speculative-tokens",
-            f"{steps} speculative tokens asked for, the draft's block proposes at most "
-            f"{config.block_size}",
-            where="draft/config.json: block_size",
-            help=f"choose 1..{config.block_size}: beyond the block every proposal gets worse",
-        )
-    _check_vocabulary(config, target)
+    checkpoint = draft.checkpoint
     names = canonical_names(checkpoint.tensors)
-    check_layers(checkpoint, names, config.text.num_hidden_layers)
+    check_layers(checkpoint, names, draft.text.num_hidden_layers)
     quantization = read_quantization(checkpoint)
     weights = ModuleWeights(module, checkpoint, quantization, names)
-    dspark.build(
-        weights,
-        config,
-        target_hidden=target.hidden_size,
-        num_tokens=num_tokens,
-        steps=steps,
-        capacity=length + config.block_size,
-    )
-    _note(module, weights, check_unread(weights, dspark.IGNORABLE))
-    bias_findings(checkpoint, names, config.text)
-    module.metadata["draft"] = {
-        "method": "dspark",
-        "block_size": config.block_size,
-        "num_speculative_tokens": steps,
-        "slot_layout": "anchor-predicts",
-        "mask_token_id": config.mask_token_id,
-        "target_layer_ids": list(config.target_layer_ids),
-        "max_position_embeddings": config.text.max_position_embeddings,
-    }
-    module.decisions.append(
-        f"draft reads the outputs of target layers {list(config.target_layer_ids)} (from 0; "
-        f"read from {config.numbering})"
-    )
-    if config.text.max_position_embeddings < length:
+    hidden = draft.target_hidden if target is None else target.hidden_size
+    draft.build(weights, DraftSize(hidden, num_tokens, length))
+    _note(module, weights, check_unread(weights, IGNORABLE))
+    bias_findings(checkpoint, names, draft.text)
+    taps = draft.taps(target)
+    module.metadata["draft"] = draft.metadata(taps)
+    if taps:
         module.decisions.append(
-            f"the draft was made for {config.text.max_position_embeddings} positions: beyond, "
+            f"draft reads the outputs of target layers {list(taps)} (from 0; read from "
+            f"{draft.numbering})"
+        )
+    if draft.text.max_position_embeddings < length:
+        module.decisions.append(
+            f"the draft was made for {draft.text.max_position_embeddings} positions: beyond, "
             "decoding goes on without it"
-        )
-
-
-def _check_vocabulary(draft: DSparkConfig, target: TextConfig) -> None:
-    """Anchors are target ids and proposals are draft ids: both index tables of the other."""
-    if draft.text.vocab_size != target.vocab_size:
-        raise InputError(
-            "bind/vocab-mismatch",
-            f"the draft's vocabulary has {draft.text.vocab_size} rows, the target's "
-            f"{target.vocab_size}",
-            where=f"{draft.text.where}: vocab_size",
-            help="use the target this draft was trained for",
-        )
-    if draft.mask_token_id >= target.vocab_size:
-        raise InputError(
-            "draft/mask-token",
-            f"mask_token_id {draft.mask_token_id} has no row in an embedding of "
-            f"{target.vocab_size} rows",
-            where="draft/config.json: mask_token_id",
-            help="use the target this draft was trained for",
-        )
-
-
-def _check_taps(draft: DSparkConfig, target: TextConfig) -> None:
-    if draft.target_layer_ids[-1] >= target.num_hidden_layers:
-        raise InputError(
-            "draft/tapped-layers",
-            f"the draft reads layers {list(draft.target_layer_ids)} (outputs, from 0), the target "
-            f"has {target.num_hidden_layers} layers",
-            where="draft/config.json: target_layer_ids",
-            help="use the target this draft was trained for",
-        )
-    if draft.num_target_layers not in (None, target.num_hidden_layers):
-        raise InputError(
-            "draft/target-layers",
-            f"the draft was trained for a target of {draft.num_target_layers} layers, this one has "
-            f"{target.num_hidden_layers}",
-            where="draft/config.json: num_target_layers",
-            help="use the target this draft was trained for",
         )
 
 
@@ -237,16 +170,15 @@ def _input_len(length: int, options: LiftOptions) -> int:
     return wanted
 
 
-def _symbols(module: Module, options: LiftOptions, draft: DSparkConfig | None) -> None:
+def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
     most = options.prefill_chunk
-    block = draft.block_size if draft is not None else 0
-    if most < block + 1:
+    if draft is not None and most < draft.rows + 1:
         raise UsageError(
             "usage/prefill-chunk",
-            f"a target call takes at most {most} rows (prefill_chunk), a verification of the "
-            f"draft's block has {block + 1}",
-            where="draft/config.json: block_size",
-            help=f"compile with a prefill_chunk of at least {block + 1}",
+            f"a target call takes at most {most} rows (prefill_chunk), a verification of this "
+            f"draft has {draft.rows + 1}",
+            where=draft.rows_from,
+            help=f"compile with a prefill_chunk of at least {draft.rows + 1}",
         )
     module.symbols["b"] = SymbolRange(1, 1)
     module.symbols["t"] = SymbolRange(1, most)

@@ -98,11 +98,45 @@ class ModuleWeights:
         """How the checkpoint spells a canonical tensor name."""
         return self._stored(name)
 
+    def ids(self, name: str, size: int) -> str:
+        """A table of `size` ids or offsets of ids, i64; returns its symbol.
+
+        Raises:
+            InputError: The stored tensor has another shape or dtype.
+        """
+        stored = self._stored(name)
+        info = self.checkpoint.info(stored)
+        if info.shape != (size,) or info.dtype is not DType.I64:
+            raise InputError(
+                "checkpoint/shape",
+                f"expected an i64 tensor of shape [{size}], found {info.dtype.value} "
+                f"{list(info.shape)}",
+                where=self.checkpoint.location(stored),
+                help="config and weights are of different models or revisions: fetch both again",
+            )
+        self.quantization.consumed.add(stored)
+        return self._add(name, (size,), Dense(info.dtype), {"weight": stored})
+
     def unbound(self, name: str, rows: int, columns: int, role: str) -> str:
         """A matrix the checkpoint does not have and borrows; returns its symbol."""
         where = f"{self.checkpoint.role}: {name}"
         weight = Weight((rows, columns), Dense(DType.BF16), Unbound(role, (where,)))
         return self.module.weights.add(self._symbol(name), weight)
+
+    def own_or_borrowed(self, module: str, rows: int, columns: int) -> str:
+        """The matrix of a module if the checkpoint stores it, else an unbound one of that role."""
+        if self.has(f"{module}.weight"):
+            return self.matrix(module, rows, columns)
+        return self.unbound(f"{module}.weight", rows, columns, module)
+
+    def columns(self, name: str) -> int | None:
+        """Logical columns of a stored matrix, None if it is not stored or not in a known layout."""
+        info = self.checkpoint.tensors.get(self._stored(name))
+        if info is None or len(info.shape) != 2:
+            return None
+        if info.dtype.is_float:
+            return info.shape[1]
+        return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte
 
     def rope_tables(self, rope: RopeParams, length: int) -> tuple[str, str]:
         """Cosine and sine tables for positions below `length`; returns their symbols."""

@@ -21,15 +21,22 @@ if TYPE_CHECKING:
 
 PASSES: Mapping[str, str] = {
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
+    "canonicalize": "edgecc.passes.canonicalize:Canonicalize",
+    "cse": "edgecc.passes.cse:Cse",
     "dce": "edgecc.passes.dce:Dce",
     "dedupe-weights": "edgecc.passes.dedupe_weights:DedupeWeights",
     "drop-outputs": "edgecc.passes.drop_outputs:DropOutputs",
+    "fold-constants": "edgecc.passes.fold_constants:FoldConstants",
     "fuse-cached-attention": "edgecc.passes.fuse_cached_attention:FuseCachedAttention",
     "fuse-gate-up": "edgecc.passes.fuse_gate_up:FuseGateUp",
     "fuse-qkv": "edgecc.passes.fuse_qkv:FuseQkv",
+    "fuse-residual-norm": "edgecc.passes.fuse_residual_norm:FuseResidualNorm",
+    "fuse-rope": "edgecc.passes.fuse_rope:FuseRope",
     "legalize": "edgecc.passes.legalize:Legalize",
     "lower-encodings": "edgecc.passes.lower_encodings:LowerEncodings",
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
+    "quantize": "edgecc.passes.quantize:Quantize",
+    "stack-context-kv": "edgecc.passes.stack_context_kv:StackContextKv",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }
 """Pass names to `module:Class`."""

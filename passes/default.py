@@ -7,15 +7,19 @@ from typing import Any
 from edgecc.devices import Device
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
+from edgecc.passes.canonicalize import Canonicalize
+from edgecc.passes.cse import Cse
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights
 from edgecc.passes.drop_outputs import DropOutputs
+from edgecc.passes.fold_constants import FoldConstants
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.quantize import Quantize, QuantizeOptions
 from edgecc.passes.unroll_markov import UnrollMarkov
 
 
@@ -25,6 +29,9 @@ def default_pipeline(
     copy_head: bool = False,
     keep_draft_logits: bool = False,
     linear_form: str = "auto",
+    quantization: str = "auto",
+    draft_quantization: str = "auto",
+    quantize_head: bool = False,
 ) -> list[Pass[Any]]:
     """Passes from a lifted module to one the device's backend takes.
 
@@ -33,14 +40,28 @@ def default_pipeline(
         copy_head: Bind the draft to a copy of the target's head and embedding (experiments).
         keep_draft_logits: Keep the draft's optional outputs: logits and confidences.
         linear_form: Form of quantized linear layers, see `lower-encodings`.
+        quantization: Format to round the target's weights to, see `quantize`; `auto` keeps them.
+        draft_quantization: The same for the draft.
+        quantize_head: Round output heads as well.
     """
+    formats = {"target": quantization, "draft": draft_quantization}
     return [
         # Pairing: afterwards the module is complete (heads-bound) and has no byte twice.
         BindSharedWeights(BindSharedWeightsOptions(copy=copy_head)),
         *([] if copy_head else [DedupeWeights()]),
+        # Precision: before the fusions, which stack weights of equal scales.
+        *(
+            Quantize(QuantizeOptions(format, include=f"{role}.*", head=quantize_head))
+            for role, format in formats.items()
+            if format != "auto"
+        ),
         # Structure: only what the runtime asks for, in the shapes engines like.
         *([] if keep_draft_logits else [DropOutputs()]),
         UnrollMarkov(),
+        # Clean-up: what the structure left behind, so that fusions find one form of everything.
+        Canonicalize(),
+        FoldConstants(),
+        Cse(),
         Dce(),
         # Fusion: exact.
         FuseQkv(),

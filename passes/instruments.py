@@ -1,7 +1,7 @@
 """Observers of a pass manager: printing the IR around passes.
 
-An instrument hears `before`, `after` and `failed`; it must not change the module. Verifying, timing
-and dumping are part of the manager itself, because every run wants them.
+An instrument hears `before`, `after`, `accepted` and `failed`; it must not change the module.
+Verifying, timing and dumping are part of the manager itself, because every run wants them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ class Instrument:
 
     def after(self, item: Pass[Any], index: int, module: Module, changed: bool) -> None:
         """Called after a pass that worked, with what it reported."""
+
+    def accepted(self, item: Pass[Any], index: int, module: Module) -> None:
+        """Called when what a pass left behind was verified and has the properties it ensures."""
 
     def failed(self, item: Pass[Any], index: int, module: Module, error: Exception) -> None:
         """Called when a pass raised, with the module as it left it."""

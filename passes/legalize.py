@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgecc.devices import EVALUATED_ONLY, Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import Dense, Int8Block
+from edgecc.ir.encodings import Dense, Encoding, Int8Block
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext, site
 
@@ -24,6 +24,10 @@ _DECOMPOSED_BY = {
     "attention": "fuse-cached-attention",
     "cache_update": "fuse-cached-attention",
 }
+
+
+_CONSTANTS = (DType.F32, DType.I64, DType.I32, DType.I8, DType.U8, DType.BOOL)
+"""Element types that values of lowered graphs can have."""
 
 
 class Legalize(Pass[LegalizeOptions]):
@@ -110,15 +114,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
     findings = []
     for symbol in node.weights:
         encoding = module.weights[module.weights.resolve(symbol)].encoding
-        fine = (
-            isinstance(encoding, Dense)
-            if node.op.name == "embedding"
-            else (
-                encoding == Dense(DType.F32)
-                or (isinstance(encoding, Int8Block) and node.op.name == "linear")
-            )
-        )
-        if not fine:
+        if not _computes(node.op.name, encoding):
             findings.append(
                 Diagnostic(
                     "legalize/encoding",
@@ -129,3 +125,12 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
                 )
             )
     return findings
+
+
+def _computes(op: str, encoding: Encoding) -> bool:
+    """Whether every device has a kernel of the op for this encoding."""
+    if op in ("embedding", "lookup"):
+        return isinstance(encoding, Dense)
+    if op == "constant" and isinstance(encoding, Dense):
+        return encoding.dtype in _CONSTANTS
+    return encoding == Dense(DType.F32) or (isinstance(encoding, Int8Block) and op == "linear")

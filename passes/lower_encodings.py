@@ -117,6 +117,8 @@ def _is_linear(node: Node) -> bool:
 
 def _native(node: Node, encoding: Encoding) -> bool:
     """Whether every device computes the op with this encoding."""
-    if node.op.name == "embedding":
+    if node.op.name in ("embedding", "lookup"):
         return isinstance(encoding, Dense)
+    if node.op.name == "constant" and isinstance(encoding, Dense):
+        return encoding == _F32 or not encoding.dtype.is_float
     return encoding == _F32 or (_is_linear(node) and isinstance(encoding, Int8Block))

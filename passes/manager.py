@@ -1,4 +1,4 @@
-"""Runs a list of passes: verifies, checks properties, measures, dumps."""
+"""Runs a list of passes: verifies, checks properties, compares values, measures, dumps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgecc.ir.printer import print_module
 from edgecc.ir.verifier import check_property, verify, verify_or_raise
 from edgecc.passes import get_pass
 from edgecc.passes.base import Pass, PassContext
+from edgecc.passes.check import CheckPasses, OnMismatch
 from edgecc.passes.instruments import Instrument
 
 Observer = Callable[[str, int, int], None]
@@ -22,7 +23,10 @@ Observer = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PassTiming:
-    """One line of the timing table: seconds, peak Python memory of the pass, size afterwards."""
+    """One line of the timing table: seconds, peak Python memory of the pass, size afterwards.
+
+    `check_seconds` is what comparing values before and after the pass took, if that was done.
+    """
 
     name: str
     seconds: float
@@ -30,6 +34,7 @@ class PassTiming:
     nodes: int
     weights: int
     changed: bool
+    check_seconds: float = 0.0
 
 
 class PassManager:
@@ -42,6 +47,8 @@ class PassManager:
         measure_memory: Also record the peak memory of each pass (slows Python down).
         observer: Called before each pass with its name, its index and the number of passes.
         instruments: Told about every pass; see `edgecc.passes.instruments`.
+        check: Compare values before and after each pass on so many sets of random inputs.
+        on_mismatch: See `edgecc.passes.check`.
     """
 
     def __init__(
@@ -53,24 +60,32 @@ class PassManager:
         measure_memory: bool = False,
         observer: Observer | None = None,
         instruments: Sequence[Instrument] = (),
+        check: int = 0,
+        on_mismatch: OnMismatch | None = None,
     ) -> None:
         self.passes = [get_pass(p)() if isinstance(p, str) else p for p in passes]
         self.verify_each = verify_each
         self.dump_dir = dump_dir
         self.measure_memory = measure_memory
         self.observer = observer
-        self.instruments = tuple(instruments)
+        self.checker = CheckPasses(check, on_mismatch=on_mismatch) if check else None
+        self.instruments = (*instruments, *([self.checker] if self.checker else ()))
         self.timings: list[PassTiming] = []
 
     def __str__(self) -> str:
         return ",".join(map(str, self.passes))
+
+    def unchecked(self) -> list[str]:
+        """Outputs that `check` could not compare, and why, one line for each pass and reason."""
+        return self.checker.unchecked() if self.checker else []
 
     def run(self, module: Module, ctx: PassContext | None = None) -> Module:
         """Run all passes in place and return the module.
 
         Raises:
             EdgeccError: A pass refused the module (its own error, with the pass named), crashed or
-                left it broken (PassError), or it was broken before (VerifyError).
+                left it broken (PassError), changed what it computes (MismatchError), or it was
+                broken before (VerifyError).
         """
         ctx = ctx or PassContext()
         if self.verify_each:
@@ -79,9 +94,9 @@ class PassManager:
         for index, item in enumerate(self.passes):
             if self.observer:
                 self.observer(item.name, index, len(self.passes))
-            self._require(module, item, item.requires, "requires")
             for instrument in self.instruments:
                 instrument.before(item, index, module)
+            self._require(module, item, item.requires, "requires")
             try:
                 changed, seconds, peak = self._timed(module, item, ctx)
             except EdgeccError as error:
@@ -90,17 +105,27 @@ class PassManager:
                 raise
             for instrument in self.instruments:
                 instrument.after(item, index, module, changed)
-            nodes = sum(len(g.nodes) for g in module.graphs.values())
-            self.timings.append(
-                PassTiming(item.name, seconds, peak, nodes, len(module.weights), changed)
-            )
-            if self.verify_each:
-                findings = verify(module)
-                if findings:
-                    raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
-            self._require(module, item, item.ensures, "ensures")
-            self._dump(module, index + 1, item.name)
+            self._accept(module, item, index)
+            self.timings.append(self._timing(module, item, changed, seconds, peak))
         return module
+
+    def _accept(self, module: Module, item: Pass[Any], index: int) -> None:
+        """Check what a pass left behind."""
+        if self.verify_each:
+            findings = verify(module)
+            if findings:
+                raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
+        self._require(module, item, item.ensures, "ensures")
+        self._dump(module, index + 1, item.name)
+        for instrument in self.instruments:
+            instrument.accepted(item, index, module)
+
+    def _timing(
+        self, module: Module, item: Pass[Any], changed: bool, seconds: float, peak: int
+    ) -> PassTiming:
+        nodes = sum(len(g.nodes) for g in module.graphs.values())
+        checked = self.checker.seconds if self.checker else 0.0
+        return PassTiming(item.name, seconds, peak, nodes, len(module.weights), changed, checked)
 
     def _timed(self, module: Module, item: Pass[Any], ctx: PassContext) -> tuple[bool, float, int]:
         if self.measure_memory:

@@ -235,6 +235,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any], type[EdgeccError], str]] = {
     "unknown check": ({"verify": "maybe"}, UsageError, "usage/bad-choice"),
     "unknown form": ({"linear_form": "int3"}, UsageError, "usage/bad-choice"),
     "unknown device": ({"device": "abacus"}, UnsupportedError, "device/unknown"),
+    "unknown format": ({"quantization": "int3"}, UsageError, "usage/bad-choice"),
+    "unknown format of the draft": ({"draft_quantization": "x"}, UsageError, "usage/bad-choice"),
+    "head without a format": ({"quantize_head": True}, UsageError, "usage/quantize-head"),
+    "quantized already": ({"quantization": "fp8"}, UsageError, "usage/nothing-to-quantize"),
     "no own head": ({"lm_head": "own"}, InputError, "bind/no-own-head"),
 }
 
@@ -265,6 +269,7 @@ def test_unknown_options_list_the_known_ones(target: Path) -> None:
         ({"lm_head": "copy"}, "usage/lm-head"),
         ({"lm_head": "own"}, "usage/lm-head"),
         ({"num_speculative_tokens": 2}, "usage/speculative-tokens"),
+        ({"draft_quantization": "fp8"}, "usage/draft-quantization"),
     ],
 )
 def test_options_that_need_a_draft(

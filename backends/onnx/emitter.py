@@ -15,7 +15,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgecc.backends.base import Array
-from edgecc.backends.onnx.functions import dequantize_nvfp4
 from edgecc.backends.onnx.storage import (
     ONNX_DTYPES,
     SAFETENSORS_DTYPES,
@@ -23,6 +22,7 @@ from edgecc.backends.onnx.storage import (
     Placement,
     Storage,
 )
+from edgecc.backends.onnx.widen import FUNCTIONS, widen
 from edgecc.devices import Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value
@@ -32,7 +32,6 @@ from edgecc.ir.types import Dim, DimExpr, DType
 OPSET = 24
 IR_VERSION = 11
 CONTRIB = "com.microsoft"
-FUNCTIONS = "edgecc"
 
 Lowering: TypeAlias = Callable[["Emitter", Node], None]
 
@@ -231,23 +230,11 @@ class Emitter:
 
     def _expand(self, placement: Placement) -> str:
         """Widen a packed weight with standard operators inside the model."""
-        assert placement.expansion is not None
         for tensor in placement.tensors:
             self._initializers[tensor.name] = self.storage.external(
                 tensor.name, ONNX_DTYPES[tensor.dtype], tensor.shape, tensor.name
             )
-        inputs = [t.name for t in placement.tensors]
-        if placement.expansion.form == "widen-f32":
-            return self.op("Cast", inputs, to=TensorProto.FLOAT)[0]
-        if placement.expansion.form != "nvfp4-f32":
-            raise LegalizeError(
-                "onnx/no-lowering",
-                f"the standard dialect has no form {placement.expansion.form}",
-                where=f"weight @{placement.name}",
-                help="use lower-encodings{form=dense}",
-            )
-        self.functions["DequantizeNVFP4"] = dequantize_nvfp4()
-        return self.op("DequantizeNVFP4", inputs, domain=FUNCTIONS)[0]
+        return widen(self, placement, {t.component: t.name for t in placement.tensors})
 
     def _fresh(self, hint: str) -> str:
         self._counter += 1

@@ -10,6 +10,7 @@ import onnx
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.onnx import (  # noqa: F401 (registers the lowerings)
     attention,
+    constant,
     elementwise,
     matmul,
     norm,
@@ -94,12 +95,13 @@ def _write_weights(
     for tensor in storage.tensors.values():
         weight = module.weights[tensor.symbol]
         by_rows = weight.encoding.components(weight.shape)[tensor.component].rows
-        for start, _, parts in module.weights.row_blocks(tensor.symbol):
-            if by_rows or start == 0:
-                block = parts[tensor.component]
-                file.write(tensor.name, block)
-                done += block.nbytes
-                progress("weights", done, total)
+        for _, _, parts in module.weights.row_blocks(tensor.symbol):
+            block = parts[tensor.component]
+            file.write(tensor.name, block)
+            done += block.nbytes
+            progress("weights", done, total)
+            if not by_rows:
+                break
 
 
 def _check(path: Path, graph: str) -> None:

@@ -1,4 +1,4 @@
-"""Lowerings of products with weights."""
+"""Lowerings of products with weights and rows of tables."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def embedding(e: Emitter, node: Node) -> None:
         return
     (rows,) = e.op("Gather", inputs, axis=0)
     e.result(node, "Cast", [rows], to=TensorProto.FLOAT)
+
+
+@lowers("lookup")
+def lookup(e: Emitter, node: Node) -> None:
+    """`Gather` from a vector."""
+    e.result(node, "Gather", [e.weight(node.weights[0]), *e.operands(node)], axis=0)
 
 
 def _finish(e: Emitter, node: Node, y: str) -> None:

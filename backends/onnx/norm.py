@@ -1,10 +1,11 @@
-"""Lowering of normalizations."""
+"""Lowerings of normalizations."""
 
 from __future__ import annotations
 
-from edgecc.backends.onnx.emitter import Emitter, lowers
+from edgecc.backends.onnx.emitter import CONTRIB, Emitter, lowers
+from edgecc.devices import Dialect
 from edgecc.ir.core import Node
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 
 
 @lowers("rms_norm")
@@ -21,3 +22,32 @@ def rms_norm(e: Emitter, node: Node) -> None:
     (grouped,) = e.op("Reshape", [x, e.ints(*keep, attrs.groups, -1)])
     (normed,) = e.op("RMSNormalization", [grouped, weight], axis=-1, epsilon=attrs.eps)
     e.result(node, "Reshape", [normed, e.ints(*keep, -1)])
+
+
+@lowers("add_rms_norm", Dialect.STANDARD)
+def add_rms_norm_standard(e: Emitter, node: Node) -> None:
+    """`Add`, then `RMSNormalization`."""
+    attrs = node.attrs
+    assert isinstance(attrs, AddRmsNormAttributes)
+    normed, total = (e.name(r) for r in node.results)
+    e.op("Add", e.operands(node), [total])
+    weight = e.weight(node.weights[0])
+    e.op("RMSNormalization", [total, weight], [normed], axis=-1, epsilon=attrs.eps)
+
+
+@lowers("add_rms_norm", Dialect.ORT_CONTRIB)
+def add_rms_norm(e: Emitter, node: Node) -> None:
+    """`SkipSimplifiedLayerNormalization`; its second and third outputs are for training."""
+    attrs = node.attrs
+    assert isinstance(attrs, AddRmsNormAttributes)
+    normed, total = (e.name(r) for r in node.results)
+    if node.results[0].type.rank not in (2, 3):  # all the kernel takes
+        add_rms_norm_standard(e, node)
+        return
+    e.op(
+        "SkipSimplifiedLayerNormalization",
+        [*e.operands(node), e.weight(node.weights[0])],
+        [normed, "", "", total],
+        domain=CONTRIB,
+        epsilon=attrs.eps,
+    )

@@ -3,7 +3,8 @@
 Weights are written as they are encoded: packed stays packed. A weight an expanding recipe makes
 (`dequantize`, `int8_codes`) is not written; its initializer points at the packed bytes, and either
 the model widens them itself (standard dialect) or the engine supplies the expanded tensor when it
-loads the model. Vectors are small and written widened.
+loads the model. Vectors are small and written widened. So is what `constant` reads, because ONNX
+Runtime computes with constants before the engine can supply them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from onnx import TensorProto
 from edgecc.backends.weight_file import TensorSpec
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module
-from edgecc.ir.encodings import NVFP4, Component, Dense
+from edgecc.ir.encodings import FP8, NVFP4, Component, Dense, Encoding, Int4, Int8
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, Weight
@@ -46,6 +47,14 @@ ONNX_DTYPES: Mapping[str, int] = {
     "U8": TensorProto.UINT8,
     "BOOL": TensorProto.BOOL,
 }
+FORMS: Mapping[type[Encoding], str] = {
+    NVFP4: "nvfp4-f32",
+    FP8: "fp8-f32",
+    Int8: "int8-f32",
+    Int4: "int4-f32",
+    Dense: "widen-f32",
+}
+"""How `dequantize` is written into a manifest; `fp8-block-f32` where FP8 has block scales."""
 _UNUSED = ("input_scale",)
 """Components no ONNX lowering reads: activations are not quantized."""
 
@@ -66,14 +75,16 @@ class Expansion:
     """How the engine makes initializers of a model from packed tensors when it loads it.
 
     Attributes:
-        form: `nvfp4-f32`, `widen-f32` or `nvfp4-int8`.
+        form: One of `FORMS`, or `nvfp4-int8`.
         initializers: Names in the model, in the order the form makes them.
         parts: Component names to tensors of the weight file.
+        block: Rows and columns that share a scale, of `fp8-block-f32`.
     """
 
     form: str
     initializers: tuple[str, ...]
     parts: tuple[tuple[str, str], ...]
+    block: tuple[int, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest."""
@@ -81,6 +92,7 @@ class Expansion:
             "form": self.form,
             "initializers": list(self.initializers),
             "parts": dict(self.parts),
+            **({"block": list(self.block)} if self.block else {}),
         }
 
 
@@ -119,6 +131,7 @@ class Storage:
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _placements: dict[str, Placement] = field(default_factory=dict)
+    _widened: set[str] = field(default_factory=set)
 
     def collect(self, graphs: Iterable[Graph]) -> list[TensorSpec]:
         """Find every tensor the graphs need, and return the layout of the file.
@@ -126,6 +139,9 @@ class Storage:
         Wide elements come first, so that every tensor is aligned to its element size.
         """
         found: dict[str, StoredTensor] = {}
+        graphs = list(graphs)
+        nodes = (n for g in graphs for n in g.nodes if n.op.name == "constant")
+        self._widened = {self.module.weights.resolve(w) for n in nodes for w in n.weights}
         for graph in graphs:
             for symbol in graph.used_weights():
                 for tensor in self.place(self.module.weights.resolve(symbol)).tensors:
@@ -156,7 +172,8 @@ class Storage:
         weight = table[symbol]
         source = weight.source
         expands = isinstance(source, Derived) and RECIPES[source.recipe].expands
-        if isinstance(source, Derived) and expands and len(weight.shape) > 1:
+        expands = expands and len(weight.shape) > 1 and symbol not in self._widened
+        if isinstance(source, Derived) and expands:
             base = table.resolve(source.inputs[0])
             tensors = _tensors(base, table[base])
             form = _form(source.recipe, table[base])
@@ -164,7 +181,9 @@ class Storage:
             parts = tuple((t.component, t.name) for t in tensors)
             dtype = "U8" if form == "nvfp4-int8" else "F32"
             shape = _kernel_shape(weight, form)
-            return Placement(symbol, shape, dtype, tensors, Expansion(form, names, parts))
+            encoding = table[base].encoding
+            block = encoding.block if form == "fp8-block-f32" else None  # type: ignore[attr-defined]
+            return Placement(symbol, shape, dtype, tensors, Expansion(form, names, parts, block))
         tensors = _tensors(symbol, weight)
         if len(tensors) != 1:
             raise LegalizeError(
@@ -199,11 +218,13 @@ def tensor_name(symbol: str, component: str) -> str:
 def _form(recipe: str, base: Weight) -> str:
     if recipe == "int8_codes":
         return "nvfp4-int8"
-    if isinstance(base.encoding, NVFP4):
-        return "nvfp4-f32"
-    if isinstance(base.encoding, Dense):
-        return "widen-f32"
-    raise LegalizeError("onnx/encoding", f"no expansion of {base.encoding} by {recipe}")
+    encoding = base.encoding
+    if isinstance(encoding, FP8) and encoding.scaling == "block":
+        return "fp8-block-f32"
+    form = FORMS.get(type(encoding))
+    if form is None:
+        raise LegalizeError("onnx/encoding", f"no expansion of {encoding} by {recipe}")
+    return form
 
 
 def _kernel_shape(weight: Weight, form: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from edgecc import nvfp4
+from edgecc import fp8, integers, nvfp4
 from edgecc.backends.base import Array
 from edgecc.errors import BundleError, ResourceError
 
@@ -87,6 +87,8 @@ class WeightFile:
 
 
 Parts: TypeAlias = Mapping[str, Array]
+Item: TypeAlias = Mapping[str, Any]
+"""One `expand` entry of the manifest."""
 
 
 def _packed(parts: Parts) -> tuple[Array, int, int]:
@@ -98,20 +100,75 @@ def _packed(parts: Parts) -> tuple[Array, int, int]:
     return packed, rows, 2 * half
 
 
-def _nvfp4_f32(parts: Parts) -> list[Array]:
+def _nvfp4_f32(parts: Parts, item: Item) -> list[Array]:
     packed, rows, columns = _packed(parts)
-    out = np.empty((rows, columns), dtype=np.float32)
+    scale, scale_2 = parts["weight_scale"], parts["weight_scale_2"]
+    return _dequantized(
+        (rows, columns), lambda block: nvfp4.dequantize(packed[block], scale[block], scale_2)
+    )
+
+
+def _fp8_f32(parts: Parts, item: Item) -> list[Array]:
+    stored, scale = parts["weight"], parts["weight_scale"]
+    if scale.shape not in ((), stored.shape[:1]):
+        raise ValueError(f"elements {stored.shape}, scales {scale.shape}")
+    return _dequantized(
+        stored.shape,
+        lambda rows: fp8.dequantize(stored[rows], scale[rows] if scale.ndim else scale),
+    )
+
+
+def _fp8_block_f32(parts: Parts, item: Item) -> list[Array]:
+    stored, scale = parts["weight"], parts["weight_scale"]
+    high, wide = (int(size) for size in item["block"])
+    rows, columns = stored.shape
+    if min(high, wide) < 1 or scale.shape != (-(-rows // high), -(-columns // wide)):
+        raise ValueError(f"elements {stored.shape}, blocks {item['block']}, scales {scale.shape}")
+
+    def values(block: slice) -> Array:
+        scales = scale[block.start // high : -(-block.stop // high)]
+        return fp8.dequantize(stored[block], scales, (high, wide))
+
+    return _dequantized(stored.shape, values, high)
+
+
+def _int8_f32(parts: Parts, item: Item) -> list[Array]:
+    stored, scale = parts["weight"], parts["weight_scale"]
+    if scale.shape != stored.shape[:1]:
+        raise ValueError(f"elements {stored.shape}, scales {scale.shape}")
+    return _dequantized(
+        stored.shape, lambda rows: integers.dequantize_int8(stored[rows], scale[rows])
+    )
+
+
+def _int4_f32(parts: Parts, item: Item) -> list[Array]:
+    packed, scale = parts["weight"], parts["weight_scale"]
+    rows, columns = 2 * packed.shape[0], packed.shape[1]
+    if scale.shape[0] != rows or columns % max(1, scale.shape[1]):
+        raise ValueError(f"packed {packed.shape}, scales {scale.shape}")
+
+    def values(block: slice) -> Array:
+        half = slice(block.start // 2, block.stop // 2)
+        return integers.dequantize_int4(packed[half], scale[block])
+
+    return _dequantized((rows, columns), values, 2)
+
+
+def _dequantized(
+    shape: tuple[int, ...], values: Callable[[slice], Array], group: int = 1
+) -> list[Array]:
+    """A float32 matrix filled block by block; blocks start at multiples of `group`."""
+    rows, columns = shape
+    out = np.empty(shape, dtype=np.float32)
 
     def fill(block: slice) -> None:
-        out[block] = nvfp4.dequantize(
-            packed[block], parts["weight_scale"][block], parts["weight_scale_2"]
-        )
+        out[block] = values(block)
 
-    _by_rows(rows, columns, fill)
+    _by_rows(rows, columns, fill, group)
     return [out]
 
 
-def _widen_f32(parts: Parts) -> list[Array]:
+def _widen_f32(parts: Parts, item: Item) -> list[Array]:
     stored = parts["weight"]
     out = np.empty(stored.shape, dtype=np.float32)
 
@@ -122,7 +179,7 @@ def _widen_f32(parts: Parts) -> list[Array]:
     return [out]
 
 
-def _nvfp4_int8(parts: Parts) -> list[Array]:
+def _nvfp4_int8(parts: Parts, item: Item) -> list[Array]:
     packed, rows, columns = _packed(parts)
     codes = np.empty((rows, columns // 16, 16), dtype=np.uint8)
     scales = np.empty((rows, columns // 16), dtype=np.float32)
@@ -138,13 +195,17 @@ def _nvfp4_int8(parts: Parts) -> list[Array]:
     return [codes, scales]
 
 
-def _by_rows(rows: int, columns: int, fill: Callable[[slice], None]) -> None:
-    step = max(1, BLOCK_ROWS_BYTES // (4 * max(1, columns)))
+def _by_rows(rows: int, columns: int, fill: Callable[[slice], None], group: int = 1) -> None:
+    step = max(1, BLOCK_ROWS_BYTES // (4 * max(1, columns)) // group) * group
     for start in range(0, rows, step):
         fill(slice(start, min(start + step, rows)))
 
 
-FORMS: Mapping[str, Callable[[Parts], list[Array]]] = {
+FORMS: Mapping[str, Callable[[Parts, Item], list[Array]]] = {
+    "fp8-block-f32": _fp8_block_f32,
+    "fp8-f32": _fp8_f32,
+    "int4-f32": _int4_f32,
+    "int8-f32": _int8_f32,
     "nvfp4-f32": _nvfp4_f32,
     "widen-f32": _widen_f32,
     "nvfp4-int8": _nvfp4_int8,
@@ -152,7 +213,7 @@ FORMS: Mapping[str, Callable[[Parts], list[Array]]] = {
 """Expansion forms of the manifest: component arrays to initializers."""
 
 
-def expand(item: Mapping[str, Any], file: WeightFile) -> dict[str, Array]:
+def expand(item: Item, file: WeightFile) -> dict[str, Array]:
     """Initializers of one `expand` entry of the manifest, by name.
 
     Raises:
@@ -168,8 +229,8 @@ def expand(item: Mapping[str, Any], file: WeightFile) -> dict[str, Array]:
         )
     parts = {name: file.tensor(tensor) for name, tensor in item["parts"].items()}
     try:
-        return dict(zip(item["initializers"], form(parts), strict=True))
-    except (KeyError, IndexError, ValueError) as error:
+        return dict(zip(item["initializers"], form(parts, item), strict=True))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BundleError(
             "bundle/expansion",
             f"{', '.join(item['initializers'])} cannot be made from {item['parts']}: {error}",

@@ -17,7 +17,9 @@ from edgecc.ir.types import DimExpr
 
 
 class TorchExecutable:
-    """Runs one graph of a module and owns its caches, for one sequence. See `backends.base`.
+    """Runs one graph of a module, for one sequence. See `backends.base`.
+
+    It owns every input that an output overwrites: caches, and whatever else lives between calls.
 
     Args:
         executor: Evaluates the graph.
@@ -30,26 +32,29 @@ class TorchExecutable:
     def __init__(self, executor: TorchExecutor, graph: str) -> None:
         self._executor = executor
         self._graph = find_graph(executor.module, graph)
+        self._updates = {o.name: o.alias for o in self._graph.outputs if o.alias is not None}
+        kept = set(self._updates.values())
         self._inputs: dict[Role, Input] = {
-            i.role: i for i in self._graph.inputs if i.role is not Role.KV_CACHE
+            i.role: i for i in self._graph.inputs if i.name not in kept
         }
         self._outputs: dict[Role, Output] = {
-            o.role: o for o in self._graph.outputs if o.role is not Role.KV_CACHE
+            o.role: o for o in self._graph.outputs if o.alias is None
         }
-        self._updates = {o.name: o.alias for o in self._graph.outputs if o.alias is not None}
         self._caches: dict[str, Tensor] = {
             item.name: torch.zeros(
                 [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape],
                 dtype=executor.dtype,
                 device=executor.device,
             )
-            for item in self._graph.by_role(Role.KV_CACHE)
+            for item in self._graph.inputs
+            if item.name in kept
         }
 
     @property
     def capacity(self) -> int:
         """Rows each KV cache holds; 0 without any."""
-        return min((cache.shape[2] for cache in self._caches.values()), default=0)
+        caches = self._graph.by_role(Role.KV_CACHE)
+        return min((self._caches[c.name].shape[2] for c in caches), default=0)
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         """See `Executable.run`; the results are copies. A call that is refused changes no cache.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgecc.backends.torch import (
     attention,
+    constant,
     control,
     elementwise,
     matmul,
@@ -33,7 +34,7 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control)
+    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""
@@ -122,7 +123,7 @@ class TorchExecutor:
                     f"graph @{graph} has no output {name!r}",
                     help=did_you_mean(name, wanted),
                 )
-        nodes = target.nodes
+        nodes: Sequence[Node] = target.nodes
         if outputs is not None:
             wanted = {name: value for name, value in wanted.items() if name in outputs}
             needed = ancestors(target, wanted.values())

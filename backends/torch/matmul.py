@@ -1,4 +1,4 @@
-"""Products with weights: linear layers and embedding tables."""
+"""Products with weights and rows of tables: linear layers, embeddings, maps between ids."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.ir.ops import Attributes
+from edgecc.ir.ops.base import check_indices
 
 
 def linear(call: Call[Attributes]) -> Tensor:
@@ -30,4 +31,16 @@ def embedding(call: Call[Attributes]) -> Tensor:
     return call.weights[0].rows(ids)
 
 
-KERNELS: Mapping[str, Kernel] = {"linear": linear, "embedding": embedding}
+def lookup(call: Call[Attributes]) -> Tensor:
+    """Entries of the table, which is small and taken whole.
+
+    Raises:
+        RequestError: There is no such entry.
+    """
+    (ids,) = call.operands
+    weight = call.weights[0]
+    check_indices(f"table @{weight.symbol}", ids.cpu().numpy(), weight.weight.shape[0])
+    return weight.dense()[ids]
+
+
+KERNELS: Mapping[str, Kernel] = {"linear": linear, "embedding": embedding, "lookup": lookup}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 
 
 def rms_norm(call: Call[RmsNormAttributes]) -> Tensor:
@@ -20,4 +20,11 @@ def rms_norm(call: Call[RmsNormAttributes]) -> Tensor:
     return functional.rms_norm(grouped, weight.shape, weight, call.attrs.eps).flatten(-2)
 
 
-KERNELS: Mapping[str, Kernel] = {"rms_norm": rms_norm}
+def add_rms_norm(call: Call[AddRmsNormAttributes]) -> tuple[Tensor, Tensor]:
+    """The sum and its `torch.nn.functional.rms_norm`, the other way around."""
+    total = torch.add(*call.operands)
+    weight = call.weights[0].dense()
+    return functional.rms_norm(total, weight.shape, weight, call.attrs.eps), total
+
+
+KERNELS: Mapping[str, Kernel] = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}

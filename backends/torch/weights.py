@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgecc.backends.torch.encodings import decode
 from edgecc.backends.torch.tensors import to_tensor
@@ -79,8 +78,8 @@ class WeightStore:
         weight = self.table[symbol]
         if not weight.shape or not weight.shape[0]:
             values = self.decode(symbol, self.table.read(symbol))
-            values = values.reshape(-1, *weight.shape[1:])
-            yield 0, values.shape[0], values
+            shape = weight.shape or (1,)
+            yield 0, shape[0], values.reshape(shape)
             return
         for start, stop, parts in self.table.row_blocks(symbol):
             yield start, stop, self.decode(symbol, parts)
@@ -88,14 +87,9 @@ class WeightStore:
     def pick(self, symbol: str, rows: list[int]) -> Tensor:
         """Decoded rows, in the order given; each is one read of packed bytes."""
         symbol = self._packed(symbol)
-        weight = self.table[symbol]
         if not rows:
             return self.decode(symbol, self.table.read(symbol, 0, 0))
-        blocks = [
-            self.decode(symbol, self.table.read(symbol, row, row + 1)).reshape(1, *weight.shape[1:])
-            for row in rows
-        ]
-        return torch.cat(blocks)
+        return torch.cat([self.decode(symbol, self.table.read(symbol, r, r + 1)) for r in rows])
 
     def decode(self, symbol: str, parts: Mapping[str, Array]) -> Tensor:
         """Values of component arrays, in the dtype of the store."""
@@ -159,5 +153,5 @@ class TorchWeight:
         check_indices(f"table @{self.symbol}", unique.cpu().numpy(), self.weight.shape[0])
         kept = self._store.kept(self.symbol)
         if kept is not None:
-            return functional.embedding(indices, kept)
-        return functional.embedding(inverse, self._store.pick(self.symbol, unique.tolist()))
+            return kept[indices]
+        return self._store.pick(self.symbol, unique.tolist())[inverse]

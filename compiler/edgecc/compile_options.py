@@ -12,6 +12,7 @@ from edgecc.errors import UsageError
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
 LINEAR_FORM_CHOICES = ("auto", *LinearForm)
+QUANTIZATION_CHOICES = ("auto", "nvfp4", "fp8", "fp8-channel", "fp8-block", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class CompileOptions:
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
             a head of its own; `copy` binds to a copy (to measure what sharing saves).
         linear_form: How quantized linear layers run, see `lower-encodings`.
+        quantization: Format the target's linear weights are rounded to, see the pass `quantize`;
+            `auto` keeps what the files have.
+        draft_quantization: The same for the draft; never inherited from the target.
+        quantize_head: Round the output head as well.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
         draft_outputs: Keep the draft's logits and confidences as outputs.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against
@@ -40,6 +45,9 @@ class CompileOptions:
     prefill_chunk: int = 128
     lm_head: str = "auto"
     linear_form: str = "auto"
+    quantization: str = "auto"
+    draft_quantization: str = "auto"
+    quantize_head: bool = False
     pass_pipeline: str | None = None
     draft_outputs: bool = False
     verify: str = "fast"
@@ -48,6 +56,9 @@ class CompileOptions:
         _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
         _choice("verify", self.verify, VERIFY_CHOICES)
         _choice("linear_form", self.linear_form, LINEAR_FORM_CHOICES)
+        _choice("quantization", self.quantization, QUANTIZATION_CHOICES)
+        _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
+        self._check_quantization()
         for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
             value = getattr(self, name)
             unset = value is None and name != "prefill_chunk"
@@ -55,6 +66,25 @@ class CompileOptions:
                 raise UsageError(
                     "usage/not-positive", f"{name} must be a positive number, not {value!r}"
                 )
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether any weights are to be rounded."""
+        return (self.quantization, self.draft_quantization) != ("auto", "auto")
+
+    def _check_quantization(self) -> None:
+        if self.quantize_head and not self.quantizes:
+            raise UsageError(
+                "usage/quantize-head",
+                "quantize_head without a format",
+                help="say how: quantization=nvfp4",
+            )
+        if self.quantizes and self.pass_pipeline is not None:
+            raise UsageError(
+                "usage/contradiction",
+                "quantization is a part of the default passes, and pass_pipeline replaces those",
+                help="write the pass into the pipeline: quantize{format=nvfp4}",
+            )
 
 
 def compile_options(values: Mapping[str, Any]) -> CompileOptions:

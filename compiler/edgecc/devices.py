@@ -64,9 +64,10 @@ class Device:
 
 _COMMON_OPS = frozenset(
     (
-        *("linear", "embedding", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("linear", "embedding", "lookup", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
-        *("position_ids", "advance", "rope", "split_heads", "argmax", "call"),
+        *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),
+        "add_rms_norm",
     )
 )
 

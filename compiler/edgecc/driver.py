@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,29 +17,41 @@ from edgecc.backends.onnx.storage import Storage
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
-from edgecc.errors import Diagnostic, InputError, Severity, UsageError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
-from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
+from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
+from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import FP8, NVFP4
 from edgecc.ir.printer import print_module
-from edgecc.ir.weights import Stored, Unbound
+from edgecc.ir.weights import Derived, Stored, Unbound
+from edgecc.ir_source import (
+    SUFFIX,
+    attach_checkpoints,
+    is_ir_text,
+    lift_options_of,
+    read_lifted,
+)
 from edgecc.manifest import describe
 from edgecc.passes.base import Pass, PassContext, Remark
-from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
+from edgecc.passes.quantize import Quantize
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
+from edgecc.reproduction import KeepReproducer, Runner
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
+
+RUNTIME_METHODS = ("dspark",)
+"""Speculation methods `edgecc.backends.runtime` can drive."""
 
 ENGINE_CHECK_BYTES = 64 << 20
 """`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
@@ -60,6 +72,7 @@ class CompileReport:
         pipeline: The passes, as text.
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
+        unchecked: Outputs that `check` could not compare, and why, one line each.
     """
 
     bundle: Bundle | None
@@ -70,17 +83,19 @@ class CompileReport:
     pipeline: str
     weight_bytes: int
     checks: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Lowered:
-    """A module after its passes, what they reported, and its text before them."""
+    """A module after its passes, what they reported, and what it was before them."""
 
     module: Module
     device: Device
     manager: PassManager
-    lifted: str
-    ctx: PassContext = field(default_factory=PassContext)
+    lifted: Module
+    lifted_text: str
+    ctx: PassContext
     checks: list[str] = field(default_factory=list)
 
 
@@ -98,27 +113,6 @@ def lift(
     return lift_checkpoints(target, draft, options)
 
 
-def attach_checkpoints(
-    module: Module, *, near: Path | None = None, folders: Mapping[str, str] | None = None
-) -> None:
-    """Open the checkpoints a parsed module names, so that its stored weights can be read.
-
-    Args:
-        module: Module whose `checkpoints` are opened.
-        near: Folder of the IR file: relative paths that do not exist are tried from there as well.
-        folders: Folders by role that replace the module's own.
-
-    Raises:
-        InputError: A checkpoint is missing or damaged.
-    """
-    module.checkpoints.update(folders or {})
-    for role, text in module.checkpoints.items():
-        path = Path(text)
-        if near is not None and not path.is_absolute() and not path.exists():
-            path = near / path
-        module.weights.readers[role] = Checkpoint.open(path, role=role)
-
-
 def compile(
     target: str | Path,
     draft: str | Path | None = None,
@@ -130,12 +124,14 @@ def compile(
     strict: bool = False,
     progress: Progress | None = None,
     instruments: Sequence[Instrument] = (),
+    check: int = 0,
     **options: Any,
 ) -> CompileReport:
     """Compile a target, alone or with its draft, into a bundle directory.
 
     Args:
-        target: Folder of the target checkpoint.
+        target: Folder of the target checkpoint, or a file of IR text (`.eir`), which names its own
+            checkpoints and has its own sizes.
         draft: Folder of the draft checkpoint.
         out: Bundle directory; `./<target>-edgecc` when not given. Must be missing, empty or a
             bundle, which is replaced only when the new one is complete.
@@ -145,6 +141,8 @@ def compile(
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
+        check: Compare values before and after each pass on so many sets of random inputs. What
+            reproduces a mismatch is written to `dump_ir`, else to the working directory.
         **options: Fields of `CompileOptions`.
 
     Returns:
@@ -154,7 +152,8 @@ def compile(
         UsageError: Options contradict each other or the checkpoints; `out` is not ours.
         InputError: A checkpoint or the pair is bad.
         UnsupportedError: Something edgecc does not build.
-        MismatchError: The engine's numbers differ from the reference; nothing is written.
+        MismatchError: The engine's numbers differ from the reference, or a pass changed what is
+            computed; nothing is written.
         ResourceError: Disk or memory.
     """
     chosen = compile_options(options)
@@ -163,17 +162,32 @@ def compile(
     draft = local_path(draft, "draft") if draft is not None else None
     out = writable_path(out if out is not None else _default_output(source), "output")
     dump = ir_folder(dump_ir) if dump_ir is not None else None
-    check_outputs([p for p in (source, draft) if p is not None], out, dump)
+    module = None
+    if is_ir_text(source):
+        module = read_lifted(source, draft, chosen)
+        chosen = replace(chosen, prefill_chunk=lift_options_of(module).prefill_chunk)
+    sources = [c.path for c in _checkpoints(module).values()] if module else [source, draft]
+    check_outputs([p for p in sources if p is not None], out, dump)
     if dry_run:
         check_destination(out, force=force)
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
-        lowered = _lower_ir(source, draft, chosen, dump, report, instruments)
+        if module is None:
+            module = _lift(source, draft, chosen, report)
+        manager = PassManager(
+            _passes(get_device(chosen.device), chosen),
+            dump_dir=dump,
+            instruments=instruments,
+            observer=lambda name, i, n: report(f"pass {name}", i, n),
+            check=check,
+            on_mismatch=KeepReproducer(Runner(get_device(chosen.device), check), dump or Path()),
+        )
+        lowered = _lower_ir(module, manager, chosen, report)
         try:
             if strict:
                 _refuse_warnings(_findings(lowered.module))
             if writer is None:
                 return _report(lowered, None, _stored_bytes(lowered.module))
-            bundle, size = _write(writer, lowered, source, draft, chosen, report)
+            bundle, size = _write(writer, lowered, chosen, report)
             return _report(lowered, bundle, size)
         finally:
             _close(lowered.module)
@@ -187,11 +201,15 @@ def _passes(device: Device, options: CompileOptions) -> list[Pass[Any]]:
         copy_head=options.lm_head == "copy",
         keep_draft_logits=options.draft_outputs,
         linear_form=options.linear_form,
+        quantization=options.quantization,
+        draft_quantization=options.draft_quantization,
+        quantize_head=options.quantize_head,
     )
 
 
 def _default_output(target: Path) -> str:
-    return f"{Path(os.path.realpath(target)).name}-edgecc"
+    name = Path(os.path.realpath(target)).name
+    return f"{name.removesuffix(SUFFIX) if is_ir_text(target) else name}-edgecc"
 
 
 def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
@@ -204,42 +222,48 @@ def _report(lowered: _Lowered, bundle: Bundle | None, weight_bytes: int) -> Comp
         pipeline=str(lowered.manager),
         weight_bytes=weight_bytes,
         checks=tuple(lowered.checks),
+        unchecked=tuple(lowered.manager.unchecked()),
     )
+
+
+def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
+    get_device(options.device)
+    _check_needs_draft(options, draft is not None)
+    report("lift", 0, 1)
+    module = lift_checkpoints(
+        target,
+        draft,
+        LiftOptions(
+            max_model_len=options.max_model_len,
+            max_input_len=options.max_input_len,
+            prefill_chunk=options.prefill_chunk,
+            num_speculative_tokens=options.num_speculative_tokens,
+        ),
+    )
+    report("lift", 1, 1)
+    return module
 
 
 def _lower_ir(
-    target: Path,
-    draft: Path | None,
-    options: CompileOptions,
-    dump_ir: Path | None,
-    report: Progress,
-    instruments: Sequence[Instrument],
+    module: Module, manager: PassManager, options: CompileOptions, report: Progress
 ) -> _Lowered:
     device = get_device(options.device)
-    _check_needs_draft(options, draft)
-    report("lift", 0, 1)
-    module = lift_checkpoints(target, draft, _lift_options(options))
+    _check_needs_draft(options, "draft" in module.graphs)
+    _check_method(module)
     _check_head_choice(module, options)
     check_tokenizer(_checkpoints(module)["target"])
-    report("lift", 1, 1)
     _scan_values(module, report)
-    lifted = _bundle_text(module)
-    manager = PassManager(
-        _passes(device, options),
-        dump_dir=dump_ir,
-        instruments=instruments,
-        observer=lambda name, i, n: report(f"pass {name}", i, n),
+    lowered = _Lowered(
+        module, device, manager, clone_module(module), _bundle_text(module), PassContext(device)
     )
-    ctx = PassContext(device)
-    manager.run(module, ctx)
-    return _Lowered(module, device, manager, lifted, ctx)
+    manager.run(module, lowered.ctx)
+    _check_quantized(module, options, lowered.ctx)
+    return lowered
 
 
 def _write(
     writer: BundleWriter,
     lowered: _Lowered,
-    target: Path,
-    draft: Path | None,
     options: CompileOptions,
     report: Progress,
 ) -> tuple[Bundle, int]:
@@ -249,11 +273,11 @@ def _write(
     writer.add_file(relative, sha256=weights.sha256, nbytes=weights.bytes)
     checkpoints = _checkpoints(module)
     copy_tokenizer(writer, checkpoints["target"])
-    writer.write_file("ir/lifted.eir", lowered.lifted.encode())
+    writer.write_file("ir/lifted.eir", lowered.lifted_text.encode())
     writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     if options.verify != "none":
         report("golden", 0, 1)
-        golden = _golden(target, draft, options, _limits(module))
+        golden = golden_rows(lowered.lifted, lowered.manager.passes)
         writer.write_file(GOLDEN_FILE, golden)
         report("golden", 1, 1)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
@@ -291,31 +315,33 @@ def _engine_bytes(module: Module) -> int:
     return sum(table[s].nbytes for s in used)
 
 
-def _golden(
-    target: Path, draft: Path | None, options: CompileOptions, limits: Mapping[str, Json]
-) -> bytes:
-    """Golden rows of the module as lifted, only bound: what the interpreter takes for the truth.
+def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -> None:
+    """Refuse a quantization that found nothing to round.
 
-    Its caches are small: their capacity changes no value, and the interpreter copies them.
+    Raises:
+        UsageError: The flag and the role are named, and why weights were left alone.
     """
-    length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
-    rows = min(PROMPT_ROWS, length, chunk)
-    small = replace(_lift_options(options), max_model_len=max(rows, 2), max_input_len=None)
-    module = lift_checkpoints(target, draft, small)
-    try:
-        BindSharedWeights().run(module, PassContext())
-        return make_golden(module, rows)
-    finally:
-        _close(module)
-
-
-def _lift_options(options: CompileOptions) -> LiftOptions:
-    return LiftOptions(
-        max_model_len=options.max_model_len,
-        max_input_len=options.max_input_len,
-        prefill_chunk=options.prefill_chunk,
-        num_speculative_tokens=options.num_speculative_tokens,
-    )
+    rounded = {
+        symbol.partition(".")[0]
+        for symbol, weight in module.weights.items()
+        if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
+    }
+    for role, flag, format in (
+        ("target", "--quantization", options.quantization),
+        ("draft", "--draft-quantization", options.draft_quantization),
+    ):
+        if format != "auto" and role not in rounded:
+            reasons = [
+                f"{r.where}: {r.message}"
+                for r in ctx.remarks
+                if r.pass_name == Quantize.name and r.where.startswith(f"@{role}.")
+            ]
+            raise UsageError(
+                "usage/nothing-to-quantize",
+                f"{flag} {format} fits none of the {role}'s linear weights",
+                notes=reasons[:3],
+                help=f"leave out {flag}: weights keep the precision of the files",
+            )
 
 
 def _limits(module: Module) -> dict[str, Json]:
@@ -324,16 +350,39 @@ def _limits(module: Module) -> dict[str, Json]:
     return limits
 
 
-def _check_needs_draft(options: CompileOptions, draft: Path | None) -> None:
-    if draft is not None:
+def _check_needs_draft(options: CompileOptions, draft: bool) -> None:
+    if draft:
         return
     if options.lm_head != "auto":
         raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
+    if options.draft_quantization != "auto":
+        raise UsageError(
+            "usage/draft-quantization",
+            f"--draft-quantization {options.draft_quantization} needs --draft",
+        )
     if options.num_speculative_tokens is not None:
         raise UsageError(
             "usage/speculative-tokens",
             f"{options.num_speculative_tokens} speculative tokens need a draft",
             help="give its folder: --draft DIR",
+        )
+
+
+def _check_method(module: Module) -> None:
+    """The runtime drives the draft's method.
+
+    Raises:
+        UnsupportedError: It does not, yet.
+    """
+    draft = module.metadata.get("draft")
+    method = draft["method"] if isinstance(draft, dict) else None
+    if method not in (None, *RUNTIME_METHODS):
+        raise UnsupportedError(
+            "draft/no-runtime",
+            f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
+            where="draft/config.json: architectures",
+            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
+            f"{', '.join(RUNTIME_METHODS)}",
         )
 
 
@@ -424,6 +473,7 @@ def _recorded(options: CompileOptions, module: Module) -> dict[str, Json]:
 __all__ = [
     "CompileOptions",
     "CompileReport",
+    "attach_checkpoints",
     "compile",
     "lift",
 ]

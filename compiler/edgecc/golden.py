@@ -6,7 +6,8 @@ right after compiling, and by `edgecc verify` on the user's device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,55 @@ from safetensors.numpy import save
 from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
 from edgecc.backends.runtime.verify import GOLDEN_FILE, Check, compare_golden, read_golden
-from edgecc.errors import InputError
+from edgecc.errors import InputError, InternalError
+from edgecc.ir.clone import with_smaller_caches
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.types import DimExpr
+from edgecc.passes.base import Pass, PassContext
+from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.passes.quantize import Quantize
+from edgecc.passes.repeat import Repeat
 from edgecc.roles import Role
 
-__all__ = ["GOLDEN_FILE", "check_engine", "make_golden"]
+__all__ = ["GOLDEN_FILE", "check_engine", "golden_rows", "make_golden"]
 
 PROMPT_ROWS = 5
 """Long enough for every kernel's many-row path, short enough for models that take seconds a row."""
+
+
+def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
+    """Golden rows of a module as lifted, only bound: what the interpreter takes for the truth.
+
+    Weights that the pipeline rounds are rounded here as well: rounding is what was asked for, and
+    the rows are to show that the engine computes with those weights. Its caches are small: their
+    capacity changes no value, and the interpreter copies them.
+
+    Args:
+        module: As lifted; it is bound and rounded in place.
+        passes: The pipeline.
+
+    Raises:
+        InputError: The reference overflows.
+    """
+    limits = _section(module, "limits")
+    length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
+    rows = min(PROMPT_ROWS, length, chunk)
+    BindSharedWeights().run(module, PassContext())
+    for item in _rounding(passes):
+        item.run(module, PassContext())
+    with suppress(InternalError, ValueError):  # IR text in which some node has the capacity
+        module = with_smaller_caches(module, length - max(rows, 2))
+    return make_golden(module, rows)
+
+
+def _rounding(passes: Sequence[Pass[Any]]) -> Iterator[Quantize]:
+    """The passes of a pipeline that change weights on purpose."""
+    for item in passes:
+        if isinstance(item, Quantize):
+            yield item
+        elif isinstance(item, Repeat):
+            yield from _rounding(item.passes)
 
 
 def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:

@@ -12,9 +12,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import read_text_config
-from edgecc.frontends.drafts import detect_draft, is_draft
-from edgecc.frontends.drafts.dspark_config import read_dspark_config
-from edgecc.frontends.drafts.names import canonical_names
+from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.lift import lift
 from edgecc.ir.core import Module
 from edgecc.ir.weights import Stored, Unbound
@@ -85,22 +83,13 @@ def _target_facts(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    method = detect_draft(checkpoint)
-    config = read_dspark_config(checkpoint)
-    names = canonical_names(checkpoint.tensors)
+    draft = read_draft(checkpoint)
     return {
         "draft": {
-            "method": method,
-            "layers": config.text.num_hidden_layers,
-            "hidden_size": config.text.hidden_size,
-            "block_size": config.block_size,
-            "reads_outputs_of_layers": list(config.target_layer_ids),
-            "numbered_by": config.numbering,
-            "mask_token_id": config.mask_token_id,
-            "markov_rank": config.markov_rank,
-            "confidence_head": "confidence_head.proj.weight" in names,
-            "vocab_size": config.text.vocab_size,
-            "target_layers": config.num_target_layers,
+            "method": draft.method,
+            "layers": draft.text.num_hidden_layers,
+            "hidden_size": draft.text.hidden_size,
+            **draft.facts(),
         }
     }
 

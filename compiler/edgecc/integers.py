@@ -46,3 +46,41 @@ def dequantize_int8(values: NDArray[np.int8], scale: NDArray[Any]) -> NDArray[np
     """Exact values `q * float32(scale)`, the product in float32: i8 `[N, K]`, scale `[N]`."""
     out = values.astype(np.float32)
     return np.multiply(out, scale.astype(np.float32)[:, None], out=out)
+
+
+def quantize_int4(
+    values: NDArray[np.float32], group: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Symmetric 4-bit values: scale = largest magnitude of a group / 7, nearest, ties to even.
+
+    Args:
+        values: f32 `[N, K]`, finite; N even, K a multiple of the group.
+        group: Columns of a group.
+
+    Returns:
+        Packed values u8 `[N/2, K]`, see `unpack_int4`, and scales f32 `[N, K/group]`.
+    """
+    rows, columns = values.shape
+    blocked = values.reshape(rows, columns // group, group)
+    scale = _scale(np.max(np.abs(blocked), axis=2), 7)
+    rounded = np.clip(np.rint(blocked / scale[:, :, None]), -8, 7).astype(np.int8)
+    nibbles = rounded.reshape(rows // 2, 2, columns).view(np.uint8) & 15
+    return nibbles[:, 0] | nibbles[:, 1] << 4, scale
+
+
+def quantize_int8(
+    values: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Symmetric 8-bit values: scale = largest magnitude of a row / 127, nearest, ties to even.
+
+    Returns:
+        Values i8 `[N, K]` and scales f32 `[N]`.
+    """
+    scale = _scale(np.max(np.abs(values), axis=1, initial=0), 127)
+    return np.clip(np.rint(values / scale[:, None]), -128, 127).astype(np.int8), scale
+
+
+def _scale(largest: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
+    """Largest / steps; 1 where all values are zero, and never subnormal."""
+    scale = np.maximum(largest / np.float32(steps), np.finfo(np.float32).tiny)
+    return np.where(largest == 0, np.float32(1), scale)

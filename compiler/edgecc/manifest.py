@@ -115,7 +115,7 @@ def _roles(module: Module, tensors: Collection[str]) -> dict[str, str]:
                 roles[stored] = role
     # A draft's own head and embedding: its graph has no input or output that tells them.
     for symbol in table:
-        role = symbol.removesuffix(".weight").rpartition(".")[2]
+        role = symbol.removesuffix(".weight").rpartition(".")[2].partition("-")[0]
         if role in ROLES:
             for stored in _stored(table, symbol, tensors):
                 roles.setdefault(stored, role)

@@ -1,13 +1,15 @@
 """NVFP4 arithmetic on NumPy arrays: the one place that knows E2M1 codes and how scales combine.
 
 NumPy only: the IR and the runtime's loader both use it. Formats as NVIDIA ModelOpt 0.47 writes
-them; E2M1 and E4M3 as in the OCP Microscaling specification.
+them, and quantization bit for bit as it does; E2M1 and E4M3 as in the OCP Microscaling
+specification.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +33,9 @@ def unpack_e2m1(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
     return _PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
 
 
-def block_scales(scale: NDArray[Any], global_scale: NDArray[Any]) -> NDArray[np.float32]:
+def block_scales(
+    scale: NDArray[Any], global_scale: NDArray[Any] | np.float32
+) -> NDArray[np.float32]:
     """`float32(scale) * global`: the factor of each block, f32 `[N, K/block]`."""
     return np.multiply(scale.astype(np.float32), np.float32(global_scale), dtype=np.float32)
 
@@ -68,3 +72,48 @@ def int8_codes(
     """
     codes = _INT8_PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
     return codes, block_scales(scale, global_scale) * np.float32(0.5)
+
+
+E2M1_MAX, E4M3_MAX = np.float32(6), np.float32(448)
+_E4M3_MIN = np.float32(2.0**-9)
+_ONE = np.float32(1)
+
+
+def global_scale(largest: np.floating[Any] | float) -> np.float32:
+    """`weight_scale_2` of a weight whose largest magnitude is given: largest / (6 * 448).
+
+    A weight of zeros gets 1, and no scale is subnormal: a loader must find a positive number.
+    """
+    if largest == 0:
+        return _ONE
+    scale = np.float32(largest) / (E2M1_MAX * E4M3_MAX)
+    return max(scale, np.float32(np.finfo(np.float32).tiny))
+
+
+def quantize(
+    values: NDArray[np.float32], global_scale: np.float32, block: int = 16
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Codes and block scales of rows, given the scale of the whole weight.
+
+    The scale of a block is its largest magnitude / (6 * global), clamped to [2^-9, 448] and rounded
+    to E4M3; 1 for a block of zeros. Codes are nearest to value / (scale * global), ties to the even
+    mantissa, and saturate at 6. All steps in float32.
+
+    Args:
+        values: f32 `[N, K]`, finite; K even and a multiple of the block.
+        global_scale: See the function of that name.
+        block: Columns of a block.
+
+    Returns:
+        Packed codes u8 `[N, K/2]` and scales f8e4m3 `[N, K/block]`.
+    """
+    rows, columns = values.shape
+    blocked = values.reshape(rows, columns // block, block)
+    largest = np.max(np.abs(blocked), axis=2)
+    scale = largest / (E2M1_MAX * global_scale)
+    scale[largest == 0] = _ONE
+    stored = np.clip(scale, _E4M3_MIN, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
+    scaled = blocked / block_scales(stored, global_scale)[:, :, None]
+    codes = scaled.astype(ml_dtypes.float4_e2m1fn).view(np.uint8).reshape(rows, columns)
+    codes[values == 0] = 0  # ModelOpt takes the sign from `value < 0`: minus zero has none
+    return np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8), stored

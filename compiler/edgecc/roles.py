@@ -25,6 +25,10 @@ class Role(StrEnum):
     has not seen), ANCHOR i64 `[b]` (newest committed token), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of a block draft: PROPOSALS i64 `[b, N]`, optionally BASE_LOGITS (before the Markov
     bias) and DRAFT_LOGITS f32 `[b, N, V]`, CONFIDENCE f32 `[b, N]` (before the sigmoid), KV_CACHE.
+    Inputs of an EAGLE3 draft: FEATURES as above, NEXT_TOKEN_IDS i64 `[b, c]` (for each of them the
+    committed token after it, so that the last is the newest one), CACHE_LENGTH i64 `[b]`, KV_CACHE.
+    Outputs of an EAGLE3 draft: PROPOSALS i64 `[b, N]` (ids of the target), optionally DRAFT_LOGITS
+    f32 `[b, N, Vd]` (over the draft's own vocabulary), KV_CACHE.
     """
 
     TOKEN_IDS = "token_ids"
@@ -37,6 +41,7 @@ class Role(StrEnum):
     HIDDEN_TAP = "hidden_tap"
     FEATURES = "features"
     ANCHOR = "anchor"
+    NEXT_TOKEN_IDS = "next_token_ids"
     PROPOSALS = "proposals"
     BASE_LOGITS = "base_logits"
     DRAFT_LOGITS = "draft_logits"

@@ -6,14 +6,20 @@ networks; the config only has to agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.drafts.base import Draft
+from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
+from edgecc.frontends.drafts.eagle3 import Eagle3
 from edgecc.frontends.drafts.names import canonical_name
 
-SUPPORTED = ("dspark",)
+KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, Eagle3)}
+"""Every kind of draft that can be lifted, by its method."""
+
+SUPPORTED = tuple(KINDS)
 
 _ABOUT = {
     "deepseek-v4": "stages of another network, bundled with their own target",
@@ -22,8 +28,23 @@ _ABOUT = {
 }
 
 
+def read_draft(checkpoint: Checkpoint, steps: int | None = None) -> Draft:
+    """Recognize a draft and read its config.
+
+    Args:
+        checkpoint: The draft.
+        steps: Proposals per round; None takes the draft's own number.
+
+    Raises:
+        UnsupportedError: A draft of a known kind, or a variant, that edgecc does not build.
+        InputError: Not a draft, an incomplete one, or one with a bad config.
+        UsageError: The draft cannot propose so many tokens.
+    """
+    return KINDS[detect_draft(checkpoint)](checkpoint, steps)
+
+
 def detect_draft(checkpoint: Checkpoint) -> str:
-    """The speculation method a checkpoint is a draft for: `dspark`.
+    """The speculation method a checkpoint is a draft for: a key of `KINDS`.
 
     Raises:
         UnsupportedError: A draft of a known kind that edgecc does not build.

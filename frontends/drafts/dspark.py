@@ -10,64 +10,116 @@ the logits of each slot, left to right.
 
 from __future__ import annotations
 
-import numpy as np
-
-from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
+from edgecc.errors import InputError, UsageError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.config import TextConfig
 from edgecc.frontends.decoder_layer import DecoderBuilder
-from edgecc.frontends.drafts.dspark_config import DSparkConfig
+from edgecc.frontends.drafts.base import (
+    ANOTHER_TARGET,
+    Draft,
+    DraftSize,
+    check_taps,
+    check_vocabulary,
+)
+from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
+from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
-from edgecc.ir.core import Value
+from edgecc.ir.core import Json, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.ops.sampling import MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes
 from edgecc.ir.types import DType, sym
 from edgecc.roles import Role
 
-IGNORABLE = ("verifier_lm_head.*", "verifier_norm.*", "target_model.*")
-"""Globs of tensors some exports carry along from the target."""
 
-_VARIANTS = (
-    ("markov_head.gate_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
-    ("markov_head.joint_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
-    ("mask_embedding", "draft/mask-embedding", "an own mask embedding is not supported"),
-    (".attention_sink_bias", "draft/attention", "attention sinks are not supported"),
-    (".qkv_proj.weight", "draft/fused-qkv", "fused q, k and v projections are not supported"),
-)
-"""Ends of tensor names that mean another network, the error's id and what is said about it."""
+class DSpark(Draft):
+    """A DSpark draft."""
 
+    method = "dspark"
 
-def build(
-    weights: ModuleWeights,
-    config: DSparkConfig,
-    *,
-    target_hidden: int,
-    num_tokens: int,
-    steps: int,
-    capacity: int,
-) -> None:
-    """Build graph `draft`.
+    def __init__(self, checkpoint: Checkpoint, steps: int | None) -> None:
+        """See `Draft`."""
+        self.checkpoint = checkpoint
+        self.config = config = read_dspark_config(checkpoint)
+        self.text, self.numbering = config.text, config.numbering
+        self.rows, self.rows_from = config.block_size, f"{checkpoint.role}/config.json: block_size"
+        self.steps = config.block_size if steps is None else steps
+        if not 1 <= self.steps <= config.block_size:
+            raise UsageError(
+                "usage/speculative-tokens",
+                f"{steps} speculative tokens asked for, the draft's block proposes at most "
+                f"{config.block_size}",
+                where=self.rows_from,
+                help=f"choose 1..{config.block_size}: beyond the block every proposal gets worse",
+            )
 
-    Inputs: features f32 `[b, c, n*Ht]`, anchor i64 `[b]`, cache_length i64 `[b]` (context rows
-    before this call), two caches a layer. The c new context rows are written at cache_length, the
-    block's rows behind them, where the next call overwrites them: nothing is rolled back. Outputs:
-    proposals i64 `[b, N]`, base_logits and draft_logits f32 `[b, N, V]`, confidence f32 `[b, N]`
-    (before the sigmoid; when the draft has that head), caches.
+    def taps(self, target: TextConfig | None) -> tuple[int, ...]:
+        """The listed layers."""
+        return self.config.target_layer_ids
 
-    Args:
-        weights: Tensors of the checkpoint.
-        config: Normalized config.
-        target_hidden: Hidden size of the target.
-        num_tokens: Ids at or above this are padding rows and never proposed.
-        steps: N, proposals per round.
-        capacity: Rows of each cache.
+    def check_target(self, target: TextConfig) -> None:
+        """Layers, vocabulary and mask token.
 
-    Raises:
-        InputError: Config and tensors contradict each other.
-        UnsupportedError: A variant this frontend does not build.
-    """
-    _check(weights, config, target_hidden)
-    _DraftBuilder(weights, config, num_tokens, steps, capacity).build(target_hidden)
+        Raises:
+            InputError: One of them is of another target.
+        """
+        config = self.config
+        check_taps(config.target_layer_ids, config.numbering, config.num_target_layers, target)
+        check_vocabulary(self.text, target)
+        if self.config.mask_token_id >= target.vocab_size:
+            raise InputError(
+                "draft/mask-token",
+                f"mask_token_id {self.config.mask_token_id} has no row in an embedding of "
+                f"{target.vocab_size} rows",
+                where="draft/config.json: mask_token_id",
+                help=ANOTHER_TARGET,
+            )
+
+    def build(self, weights: ModuleWeights, size: DraftSize) -> None:
+        """Build graph `draft`.
+
+        Inputs: features f32 `[b, c, n*Ht]`, anchor i64 `[b]`, cache_length i64 `[b]` (context rows
+        before this call), two caches a layer. The c new context rows are written at cache_length,
+        the block's rows behind them, where the next call overwrites them: nothing is rolled back.
+        Outputs: proposals i64 `[b, N]`, base_logits and draft_logits f32 `[b, N, V]`, confidence
+        f32 `[b, N]` (before the sigmoid; when the draft has that head), caches.
+
+        Raises:
+            InputError: Config and tensors contradict each other.
+            UnsupportedError: A variant this frontend does not build.
+        """
+        check_tensors(weights, self.config, size.target_hidden)
+        capacity = size.max_model_len + self.rows
+        builder = _DraftBuilder(weights, self.config, size.num_tokens, self.steps, capacity)
+        builder.build(size.target_hidden)
+
+    def metadata(self, taps: tuple[int, ...]) -> dict[str, Json]:
+        """The block, its layout and the mask token."""
+        return {
+            "method": self.method,
+            "block_size": self.config.block_size,
+            "num_speculative_tokens": self.steps,
+            "slot_layout": "anchor-predicts",
+            "mask_token_id": self.config.mask_token_id,
+            "target_layer_ids": list(taps),
+            "max_position_embeddings": self.text.max_position_embeddings,
+        }
+
+    def facts(self) -> dict[str, Json]:
+        """The block, what it reads and its heads."""
+        config = self.config
+        return {
+            "block_size": config.block_size,
+            "reads_outputs_of_layers": list(config.target_layer_ids),
+            "numbered_by": config.numbering,
+            "mask_token_id": config.mask_token_id,
+            "markov_rank": config.markov_rank,
+            "confidence_head": stores(self.checkpoint.tensors, "confidence_head.proj.weight"),
+            "vocab_size": self.text.vocab_size,
+            "target_layers": config.num_target_layers,
+        }
 
 
 class _DraftBuilder(DecoderBuilder):
@@ -117,10 +169,7 @@ class _DraftBuilder(DecoderBuilder):
         """Embedded slots `[b, B, H]`, and the positions of context rows and slots."""
         b, config = self.b, self.config
         vocab, hidden = self.text.vocab_size, self.text.hidden_size
-        if self.weights.has("embed_tokens.weight"):
-            table = self.weights.matrix("embed_tokens", vocab, hidden)
-        else:
-            table = self.weights.unbound("embed_tokens.weight", vocab, hidden, "embed_tokens")
+        table = self.weights.own_or_borrowed("embed_tokens", vocab, hidden)
         b.at("draft: embed_tokens")
         masks = PadAttributes(1, config.block_size - 1, config.mask_token_id)
         first = b.op("unsqueeze", self.anchor, attrs=AxisAttributes(1), name="first")
@@ -162,17 +211,12 @@ class _DraftBuilder(DecoderBuilder):
     def _heads(self, z: Value) -> None:
         """Head, Markov chain and confidence over the first N slots."""
         b, config, text = self.b, self.config, self.text
-        if self.weights.has("lm_head.weight"):
-            head = self.weights.matrix("lm_head", text.vocab_size, text.hidden_size)
-        else:
-            head = self.weights.unbound(
-                "lm_head.weight", text.vocab_size, text.hidden_size, "lm_head"
-            )
+        head = self.weights.own_or_borrowed("lm_head", text.vocab_size, text.hidden_size)
         if self.steps < config.block_size:
             z = b.op("slice", z, attrs=SliceAttributes(1, 0, self.steps), name="z")
         b.at("draft: lm_head")
         base = b.op("linear", z, weights=(head,), name="base_logits")
-        rank = _markov_rank(self.weights, config)
+        rank = markov_rank(self.weights, config)
         pair = [
             self.weights.matrix(f"markov_head.{w}", text.vocab_size, rank)
             for w in ("markov_w1", "markov_w2")
@@ -194,101 +238,10 @@ class _DraftBuilder(DecoderBuilder):
 
     def _confidence(self, z: Value, embeddings: Value) -> None:
         """The confidence head reads the hidden state, or that and the Markov embedding."""
-        stored = _columns(self.weights, "confidence_head.proj.weight")
+        stored = self.weights.columns("confidence_head.proj.weight")
         if stored != self.text.hidden_size:
             attrs = AxisAttributes(2)
             z = self.b.op("concat", z, embeddings, attrs=attrs, name="read")
         score = self.linear(z, "confidence_head.proj", 1, "confidence")
         confidence = self.b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
         self.b.output(confidence, "confidence", Role.CONFIDENCE)
-
-
-def _check(weights: ModuleWeights, config: DSparkConfig, target_hidden: int) -> None:
-    """Cross-check config and tensors where shapes alone would not.
-
-    Raises:
-        InputError: They contradict each other.
-        UnsupportedError: A variant this frontend does not build.
-    """
-    role = weights.checkpoint.role
-    _check_vocabulary(weights, config)
-    for name, id, reason in _VARIANTS:
-        found = next((n for n in weights.names() if n.endswith(name)), None)
-        if found is not None:
-            raise UnsupportedError(id, f"{found} is stored: {reason}", where=role)
-    stored, taps = _columns(weights, "fc.weight"), len(config.target_layer_ids)
-    if stored not in (None, taps * target_hidden):
-        raise InputError(
-            "draft/fc-width",
-            f"fc.weight has {stored} columns, expected {taps} tapped layers x hidden size "
-            f"{target_hidden} of the target = {taps * target_hidden}",
-            where=f"{role}: {weights.names()['fc.weight']}",
-            notes=(f"tapped layers: {list(config.target_layer_ids)} ({config.numbering})",),
-            help="wrong target, or config and weights of different revisions",
-        )
-    stores = weights.has("confidence_head.proj.weight")
-    if config.confidence not in (None, stores):
-        found = "a confidence head is stored" if stores else "no confidence head is stored"
-        weights.checkpoint.findings.append(
-            Diagnostic(
-                "draft/confidence-flag",
-                f"enable_confidence_head is {str(config.confidence).lower()}, but {found}",
-                where=f"{role}/config.json: enable_confidence_head",
-                help="check that config and weights belong together",
-                severity=Severity.WARNING,
-            )
-        )
-
-
-def _check_vocabulary(weights: ModuleWeights, config: DSparkConfig) -> None:
-    """A map between vocabularies is fine if it maps each id to itself."""
-    role, names, vocab = weights.checkpoint.role, weights.names(), config.text.vocab_size
-    maps = [names[name] for name in ("d2t", "t2d") if name in names]
-    for name in maps:
-        neutral = 0 if name == names.get("d2t") else 1
-        values = weights.checkpoint.read(name)
-        if values.shape != (vocab,) or not np.all(values == neutral):
-            raise UnsupportedError(
-                "draft/reduced-vocab",
-                "DSpark drafts with a reduced vocabulary are not supported",
-                where=f"{role}: {name}",
-                notes=(f"it has {values.size} entries, the vocabulary {vocab} rows",),
-            )
-        weights.quantization.consumed.add(name)
-    head = weights.checkpoint.tensors.get(names.get("lm_head.weight", ""))
-    if head is not None and head.shape and head.shape[0] < vocab:
-        raise InputError(
-            "draft/no-vocabulary-map",
-            f"lm_head has {head.shape[0]} rows, the vocabulary {vocab}, and there is no d2t that "
-            "says which token each row means",
-            where=f"{role}: {names['lm_head.weight']}",
-            help="the checkpoint is incomplete: fetch it again",
-        )
-
-
-def _markov_rank(weights: ModuleWeights, config: DSparkConfig) -> int:
-    """Columns of the Markov matrices: the tensors know, the config has to agree.
-
-    Raises:
-        InputError: It does not.
-    """
-    name = "markov_head.markov_w1.weight"
-    stored = _columns(weights, name)
-    if config.markov_rank is not None and stored not in (None, config.markov_rank):
-        raise InputError(
-            "draft/markov-rank",
-            f"markov_rank is {config.markov_rank}, but {name} has {stored} columns",
-            where=f"{weights.checkpoint.role}/config.json: markov_rank",
-            help="config and weights are of different revisions: fetch both again",
-        )
-    return stored or config.markov_rank or 1
-
-
-def _columns(weights: ModuleWeights, name: str) -> int | None:
-    """Logical columns of a stored matrix, None if it is not stored or not in a known layout."""
-    info = weights.checkpoint.tensors.get(weights.names().get(name, ""))
-    if info is None or len(info.shape) != 2:
-        return None
-    if info.dtype.is_float:
-        return info.shape[1]
-    return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte

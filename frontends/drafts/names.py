@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from edgecc.errors import InputError
@@ -17,13 +18,21 @@ _RENAMES = (
     ("midlayer.", "layers.0."),  # EAGLE-style writers
 )
 
+_GROUPED = re.compile(r"\.qkv_proj\.([qkv])_proj\.")
+"""Quantized EAGLE exports keep q, k and v apart inside one module."""
+
 
 def canonical_name(stored: str) -> str:
     """The name a tensor has in DeepSpec's own checkpoints."""
     for prefix, replacement in _RENAMES:
         if stored.startswith(prefix):
             stored = replacement + stored.removeprefix(prefix)
-    return stored
+    return _GROUPED.sub(r".\1_proj.", stored)
+
+
+def stores(names: Iterable[str], canonical: str) -> bool:
+    """Whether one of the stored names means the canonical one."""
+    return any(canonical_name(name) == canonical for name in names)
 
 
 def canonical_names(stored: Iterable[str]) -> dict[str, str]:

@@ -26,6 +26,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unquantized target; not to be changed."""
+    return write_target(tmp_path_factory.mktemp("cli") / "dense", **SMALL, quantized=False)
+
+
+@pytest.fixture(scope="session")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not to be changed."""
     return write_draft(tmp_path_factory.mktemp("cli") / "draft", **SMALL, **TAPS)

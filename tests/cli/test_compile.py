@@ -19,6 +19,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.cli import main
 from helpers.checkpoints import edit_tensors, write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
+from helpers.eagle3 import write_eagle3
 
 FAST = ("--max-model-len", 24, "--verify", "none")
 
@@ -207,6 +208,59 @@ class TestSpeculativeConfig:
         assert flags[0].replace("-k", "--num-speculative-tokens") in result.last
 
 
+class TestQuantization:
+    def encodings(self, path: Path) -> dict[str, str]:
+        return {s: w["encoding"] for s, w in Bundle.open(path).manifest["weights"].items()}
+
+    def test_target_and_draft_have_flags_of_their_own(
+        self, edgecc: Command, tmp_path: Path, dense: Path, draft: Path
+    ) -> None:
+        flags = ("--quantization", "nvfp4", "--quantize-head", "--draft-quantization", "int8")
+        out = tmp_path / "b"
+        result = edgecc("compile", dense, "--draft", draft, "-o", out, *flags)
+        assert result.code == 0, result.err
+        assert "linear weights quantized to nvfp4<block=16>" in result.err
+        assert "  checked draft proposals: ok" in result.err
+        found = self.encodings(out)
+        assert found["target.lm_head-nvfp4.weight"] == "nvfp4<block=16>"
+        assert found["target.model.embed_tokens.weight"] == "dense<bf16>"
+        assert found["draft.fc-int8.weight"] == "int8<channel>"
+        options = Bundle.open(out).manifest["provenance"]["options"]
+        assert (options["quantization"], options["draft_quantization"]) == ("nvfp4", "int8")
+
+    def test_a_draft_does_not_inherit(
+        self, edgecc: Command, tmp_path: Path, dense: Path, draft: Path
+    ) -> None:
+        out = tmp_path / "b"
+        flags = ("--draft", draft, "-o", out, "--quantize", "fp8-channel", *FAST)
+        assert edgecc("compile", dense, *flags).code == 0
+        found = self.encodings(out)
+        assert not any("fp8" in s for s in found if s.startswith("draft."))
+        assert any(e == "fp8<channel>" for e in found.values())
+        assert found["target.lm_head.weight"] == "dense<bf16>"
+
+    def test_config_names_the_precision_of_the_draft(
+        self, edgecc: Command, tmp_path: Path, target: Path, draft: Path
+    ) -> None:
+        config = {"model": str(draft), "draft_quantization": "fp8"}
+        flags = ("--speculative-config", json.dumps(config), "-o", tmp_path / "b", *FAST)
+        assert edgecc("compile", target, *flags).code == 0
+        assert self.encodings(tmp_path / "b")["draft.fc-fp8.weight"] == "fp8<tensor>"
+        result = edgecc("compile", target, *flags, "--draft-quantization", "int8")
+        assert (result.code, result.id) == (2, "usage/contradiction")
+
+    def test_a_draft_is_needed_for_its_flag(
+        self, edgecc: Command, tmp_path: Path, dense: Path
+    ) -> None:
+        result = edgecc("compile", dense, "-o", tmp_path / "b", "--draft-quantization", "fp8")
+        assert (result.code, result.id) == (2, "usage/draft-quantization")
+
+    def test_what_did_not_fit_is_said(self, edgecc: Command, tmp_path: Path, dense: Path) -> None:
+        result = edgecc("compile", dense, "-o", tmp_path / "b", "--quantization", "int4")
+        assert (result.code, result.id) == (2, "usage/nothing-to-quantize")
+        assert "K a multiple of 128" in result.err
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("flags", "code", "id"),
@@ -224,7 +278,10 @@ class TestRefused:
             (["--device", "abacus"], 4, "device/unknown"),
             (["--device", "cpu", "--device", "onnx"], 4, "usage/devices"),
             (["--dtype", "fp16"], 4, "usage/dtype"),
-            (["--quantization", "int4"], 4, "usage/quantization"),
+            (["--quantization", "int3"], 2, "usage"),
+            (["--quantization", "fp8"], 2, "usage/nothing-to-quantize"),
+            (["--quantize-head"], 2, "usage/quantize-head"),
+            (["--quantize", "fp8", "--pass-pipeline", "dce"], 2, "usage/contradiction"),
             (["--max-batch-size", "4"], 4, "usage/batch"),
             (["--spec-method", "eagle3"], 4, "draft/kind"),
             (["--tensor-parallel-size", "2"], 2, "usage"),
@@ -253,6 +310,21 @@ class TestRefused:
             )
             assert (result.code, result.id, result.out) == (code, id, "")
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--device", "onnx"]], ids=" ".join)
+    def test_drafts_the_runtime_does_not_drive(
+        self, edgecc: Command, tmp_path: Path, target: Path, flags: list[str]
+    ) -> None:
+        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
+        out = tmp_path / "out"
+        out.mkdir()
+        dump = ["--dump-ir", tmp_path / "ir"]
+        result = edgecc("compile", target, "--draft", draft, "-o", out / "b", *flags, *dump)
+        assert (result.code, result.id, result.out) == (4, "draft/no-runtime", "")
+        assert "eagle3: lifting and evaluating work, the runtime does not drive it" in result.err
+        assert "draft/config.json: architectures" in result.err
+        assert list(out.iterdir()) == []
+        assert list(tmp_path.glob("ir/*")) == []
 
     def test_flags_of_other_tools_are_named(self, edgecc: Command, target: Path) -> None:
         for flag, tool in (("--tp", "SGLang"), ("--enforce-eager", "vLLM")):

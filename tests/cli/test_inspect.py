@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import Command
+from helpers.eagle3 import DRAFT_IDS, write_eagle3
 
 
 def test_target(edgecc: Command, target: Path) -> None:
@@ -25,6 +26,26 @@ def test_draft(edgecc: Command, draft: Path) -> None:
     assert result.code == 0
     for words in ("dspark", "block_size", "target_layer_ids", "borrows", "lm_head"):
         assert words in result.out
+
+
+def test_eagle3_draft(edgecc: Command, tmp_path: Path) -> None:
+    result = edgecc("inspect", write_eagle3(tmp_path / "d"), "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
+    assert found["draft"] == {
+        "method": "eagle3",
+        "layers": 1,
+        "hidden_size": 32,
+        "reads_outputs_of_layers": None,
+        "numbered_by": "EAGLE3's default, the inputs of 2, n/2, n-3",
+        "own_head": True,
+        "norm_before_residual": False,
+        "norm_output": False,
+        "vocab_size": 288,
+        "draft_vocab_size": len(DRAFT_IDS),
+        "target_layers": None,
+    }
+    assert found["borrows"] == ["embed_tokens"]
 
 
 def test_bundle(edgecc: Command, bundle: Path) -> None:

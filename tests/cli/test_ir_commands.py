@@ -32,6 +32,16 @@ def test_lift_prints_what_parses_back_equal(pair):
     assert text == print_module(edgecc.lift(TARGET, DRAFT))
 
 
+def test_lift_and_opt_take_eagle3(tmp_path, capsys):
+    draft = str(PAIRS / "tiny-qwen3-eagle3")
+    path = tmp_path / "pair.eir"
+    assert main(["lift", TARGET, "--draft", draft, "-o", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert text == print_module(edgecc.lift(TARGET, draft)) == print_module(parse_module(text))
+    assert main(["opt", str(path), "-p", "bind-shared-weights,dedupe-weights,dce"]) == 0
+    assert "alias @target.model.embed_tokens.weight" in capsys.readouterr().out
+
+
 def test_lift_to_standard_output(capsys):
     assert main(["lift", "--draft", DRAFT, "-k", "3", "--locations"]) == 0
     out, err = capsys.readouterr()

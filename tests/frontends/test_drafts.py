@@ -58,9 +58,6 @@ def plus(*names: str) -> Callable[[Tensors], Tensors]:
         (without_markov, "dflash"),
         (plus("candidate_selector.hidden_projection"), "dflash2"),
         (plus("domino_gru.weight_ih"), "domino"),
-        (plus("midlayer.self_attn.q_proj.weight"), "eagle3"),
-        (plus("layers.0.hidden_norm.weight"), "eagle3"),
-        (plus("d2t"), "eagle3"),
         (plus("mtp.0.hc_mult.weight"), "deepseek-v4"),
     ],
 )
@@ -71,7 +68,17 @@ def test_other_kinds_by_their_tensors(
     edit_json(draft / "config.json", markov_rank=DROP)
     with pytest.raises(UnsupportedError, match=f"^error.draft/kind.: {expected} drafts") as caught:
         kind(draft)
-    assert "supported: dspark" in caught.value.diagnostics[0].help
+    assert "supported: dspark, eagle3" in caught.value.diagnostics[0].help
+
+
+@pytest.mark.parametrize(
+    "name", ["midlayer.self_attn.q_proj.weight", "layers.0.hidden_norm.weight", "d2t"]
+)
+@pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "LlamaForCausalLM", "Something"])
+def test_eagle3_by_its_tensors(draft: Path, name: str, architecture: str) -> None:
+    edit_tensors(draft, plus(name))
+    edit_json(draft / "config.json", architectures=[architecture])
+    assert kind(draft) == "eagle3"
 
 
 def test_rank_zero_is_dflash_by_another_name(draft: Path) -> None:
@@ -124,7 +131,7 @@ def test_is_draft(tmp_path: Path, draft: Path) -> None:
 
 
 def test_supported_kinds_are_listed() -> None:
-    assert SUPPORTED == ("dspark",)
+    assert SUPPORTED == ("dspark", "eagle3")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +148,12 @@ def test_supported_kinds_are_listed() -> None:
         ("context_norm.weight", "hidden_norm.weight"),
         ("final_norm.weight", "norm.weight"),
         ("midlayer.input_layernorm.weight", "layers.0.input_layernorm.weight"),
+        ("midlayer.self_attn.qkv_proj.q_proj.weight", "layers.0.self_attn.q_proj.weight"),
+        (
+            "layers.0.self_attn.qkv_proj.v_proj.weight_scale",
+            "layers.0.self_attn.v_proj.weight_scale",
+        ),
+        ("layers.0.self_attn.qkv_proj.weight", "layers.0.self_attn.qkv_proj.weight"),
         ("layers.0.final_norm.weight", "layers.0.final_norm.weight"),
         ("my_model.fc.weight", "my_model.fc.weight"),
     ],

@@ -327,6 +327,29 @@ def edit_tensors(path: Path, change: Callable[[Tensors], Tensors | None]) -> Pat
     return path
 
 
+def dense_copy(source: Path, path: Path) -> Path:
+    """Write an NVFP4 checkpoint again with bf16 weights, rounded to nearest; returns its folder."""
+    from helpers.reference import dequantize_nvfp4  # it reads checkpoints with this module
+
+    def widen(tensors: Tensors) -> Tensors:
+        packed = [n.removesuffix(".weight_scale_2") for n in tensors if n.endswith("scale_2")]
+        dense = {
+            f"{module}.weight": dequantize_nvfp4(tensors, module).astype(ml_dtypes.bfloat16)
+            for module in packed
+        }
+        sidecars = ("weight_scale", "weight_scale_2", "input_scale")
+        kept = {n: a for n, a in tensors.items() if not n.endswith(sidecars)}
+        return kept | dense
+
+    shutil.copytree(source, path)
+    for file in path.iterdir():  # checkpoints may be read-only
+        file.chmod(0o644)
+    edit_tensors(path, widen)
+    (path / "hf_quant_config.json").unlink()
+    edit_json(path / "config.json", quantization_config=DROP)
+    return path
+
+
 def edit_json(path: Path, **changes: object) -> Path:
     """Set keys of a JSON file, or remove them with `DROP`."""
     _write_json(path, _override(json.loads(path.read_text("utf-8")), changes))

@@ -28,7 +28,7 @@ class Lifted:
         target: Folder of the target.
         draft: Folder of the draft.
         garbage: What the caches hold where nothing has been written.
-        dtype: Of the evaluation.
+        dtype: Type of the evaluation.
         options: Fields of `LiftOptions`.
     """
 
@@ -88,6 +88,16 @@ class Lifted:
     def draft(self, features: Array, anchor: int) -> dict[str, Array]:
         """Run one round on new features `[c, n*H]`; outputs without the batch axis."""
         inputs = {"features": features[None], "anchor": np.array([anchor])}
+        return self._run("draft", inputs, len(features))
+
+    def draft_chain(self, features: Array, following: Sequence[int]) -> dict[str, Array]:
+        """Run one round of an EAGLE3 draft; outputs without the batch axis.
+
+        Args:
+            features: New features `[c, n*H]`.
+            following: For each of them the token after it; the last is the newest committed one.
+        """
+        inputs = {"features": features[None], "next_token_ids": np.array([following])}
         return self._run("draft", inputs, len(features))
 
     def _run(self, graph: str, inputs: dict[str, Array], keep: int) -> dict[str, Array]:

@@ -36,7 +36,7 @@ def test_declaration(name):
     for group in (op.operands, op.weights, op.results):
         assert isinstance(group, tuple)
         assert len(set(group)) == len(group)
-    assert op.operands
+    assert op.operands or op.weights
     required = [w for w in op.weights if not w.endswith("?")]
     assert list(op.weights[: len(required)]) == required, "optional weights come last"
     assert Trait.COMMUTATIVE not in op.traits or len(op.operands) == 2

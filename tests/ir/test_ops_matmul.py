@@ -77,6 +77,17 @@ def embedding_nvfp4(rng: np.random.Generator) -> C:
     )
 
 
+def lookup(rng: np.random.Generator) -> C:
+    ids, table = rng.integers(0, 9, (2, 4)), rng.integers(-(1 << 60), 1 << 60, 9)
+    expected = np.array([[table[i] for i in row] for row in ids])
+    return C((ids,), (expected,), (dense(table),), types=("i64[b, t]",), results=("i64[b, t]",))
+
+
+def lookup_scalar(rng: np.random.Generator) -> C:
+    ids, table = np.array(3), rng.integers(0, 100, 4)
+    return C((ids,), (table[3],), (dense(table),), types=("i64[]",), results=("i64[]",))
+
+
 CASES: Cases = {
     "linear": linear,
     "linear-nvfp4": linear_nvfp4,
@@ -85,6 +96,8 @@ CASES: Cases = {
     "embedding": embedding,
     "embedding-bf16": embedding_bf16,
     "embedding-nvfp4": embedding_nvfp4,
+    "lookup": lookup,
+    "lookup-scalar": lookup_scalar,
 }
 
 
@@ -107,6 +120,11 @@ def test_linear_rows_do_not_depend_on_each_other(columns):
 def test_embedding_rows_do_not_depend_on_each_other():
     rng = np.random.default_rng(2)
     check_rows("embedding", [rng.integers(0, 9, 7)], [packed(rng, 9, 8).weight])
+
+
+def test_lookups_do_not_depend_on_each_other():
+    rng = np.random.default_rng(2)
+    check_rows("lookup", [rng.integers(0, 9, 7)], [dense(rng.integers(0, 99, 9))])
 
 
 def test_linear_rows_do_not_depend_on_the_layout_of_the_input():
@@ -162,14 +180,28 @@ def test_embedding_of_any_ids(ids):
     assert found.tolist() == [table[i].tolist() for i in ids]
 
 
+@given(st.lists(st.integers(0, 4), max_size=6))
+def test_lookup_of_any_ids(ids):
+    """Values that float64 does not hold; no ids give no values, of integers all the same."""
+    table = np.arange(5) * 7 + (1 << 60)
+    (found,) = run_op("lookup", [np.array(ids, dtype=np.int64)], [dense(table)])
+    assert found.dtype == np.int64
+    assert found.tolist() == [(1 << 60) + 7 * i for i in ids]
+
+
+TABLES = {
+    "dense": ("embedding", dense(np.ones((5, 4)))),
+    "nvfp4": ("embedding", packed(np.random.default_rng(0), 5, 4).weight),
+    "ids": ("lookup", dense(np.arange(5))),
+}
+
+
 @pytest.mark.parametrize("bad", [-1, 5, 6, 1 << 40, -(1 << 63)])
-@pytest.mark.parametrize("encoding", ["dense", "nvfp4"])
-def test_ids_outside_the_table_are_a_request_error(bad, encoding):
-    table = dense(np.ones((5, 4)))
-    if encoding == "nvfp4":
-        table = packed(np.random.default_rng(0), 5, 4).weight
+@pytest.mark.parametrize("kind", TABLES)
+def test_ids_outside_the_table_are_a_request_error(bad, kind):
+    op, table = TABLES[kind]
     with pytest.raises(RequestError, match=rf"index {bad} is outside 0\.\.4") as caught:
-        run_op("embedding", [np.array([[0, bad]])], [table])
+        run_op(op, [np.array([[0, bad]])], [table])
     assert caught.value.id == "run/index-range"
 
 
@@ -211,6 +243,26 @@ def test_linear_refuses(types, weights, message):
 def test_embedding_refuses(types, weights, message):
     with pytest.raises(TypeRuleError, match=message):
         infer("embedding", types, [dense(w) for w in weights])
+
+
+I64: Array = np.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("types", "weights", "message"),
+    [
+        (["f32[t]"], [I64], r"ids must be i64, got f32\[t\]"),
+        (["i32[t]"], [I64], r"ids must be i64, got i32\[t\]"),
+        (["i64[t]"], [I64.reshape(2, 2)], "rank of the table: expected 1, got 2"),
+        (["i64[t]"], [I64.astype(np.int32)], "encoding of the table: expected dense<i64>, got"),
+        (["i64[t]"], [np.ones(4)], "encoding of the table: expected dense<i64>, got dense<f32>"),
+        (["i64[t]"], [], r"expects weights \(table\), got 0"),
+        (["i64[t]"], [I64, I64], r"expects weights \(table\), got 2"),
+    ],
+)
+def test_lookup_refuses(types, weights, message):
+    with pytest.raises(TypeRuleError, match=message):
+        infer("lookup", types, [dense(w) for w in weights])
 
 
 @pytest.mark.parametrize(("op", "type_"), [("linear", "f32[t, 4]"), ("embedding", "i64[t]")])

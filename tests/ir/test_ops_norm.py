@@ -6,9 +6,18 @@ import pytest
 
 from edgecc.ir import DType
 from edgecc.ir.ops import TypeRuleError, norm
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from helpers.ops import Case as C
-from helpers.ops import Cases, check_reference, check_rows, family, infer, run_op, values
+from helpers.ops import (
+    Cases,
+    assert_same_bits,
+    check_reference,
+    check_rows,
+    family,
+    infer,
+    run_op,
+    values,
+)
 from helpers.weights import dense
 
 
@@ -46,7 +55,27 @@ def rms_norm_heads(rng: np.random.Generator) -> C:
     )
 
 
-CASES: Cases = {"rms_norm": rms_norm, "rms_norm-heads": rms_norm_heads}
+def add_rms_norm(rng: np.random.Generator) -> C:
+    a, b, w, eps = values(rng, 2, 3, 10), values(rng, 2, 3, 10), values(rng, 10), 1e-3
+    total, normed = a + b, np.empty_like(a)
+    for row in np.ndindex(2, 3):
+        mean = sum(v * v for v in total[row]) / 10
+        normed[row] = total[row] / np.sqrt(mean + eps) * w
+    return C(
+        (a, b),
+        (normed, total),
+        (dense(w),),
+        AddRmsNormAttributes(eps),
+        types=("f32[b, t, 10]", "f32[b, t, 10]"),
+        results=("f32[b, t, 10]", "f32[b, t, 10]"),
+    )
+
+
+CASES: Cases = {
+    "rms_norm": rms_norm,
+    "rms_norm-heads": rms_norm_heads,
+    "add_rms_norm": add_rms_norm,
+}
 
 
 def test_every_op_has_a_case():
@@ -55,7 +84,7 @@ def test_every_op_has_a_case():
 
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name):
-    check_reference("rms_norm", CASES[name](np.random.default_rng(1)))
+    check_reference(name.split("-")[0], CASES[name](np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize(("width", "groups"), [(7, 1), (300, 1), (36, 4), (5, 5)])
@@ -63,6 +92,37 @@ def test_rows_do_not_depend_on_each_other(width, groups):
     rng = np.random.default_rng(2)
     x, w = values(rng, 6, width), dense(values(rng, width // groups))
     check_rows("rms_norm", [x], [w], RmsNormAttributes(1e-6, groups))
+
+
+@pytest.mark.parametrize("width", [7, 300])
+def test_rows_of_sums_do_not_depend_on_each_other(width):
+    rng = np.random.default_rng(2)
+    operands, w = [values(rng, 6, width), values(rng, 6, width)], dense(values(rng, width))
+    check_rows("add_rms_norm", operands, [w], AddRmsNormAttributes(1e-6))
+
+
+def test_sums_are_normalized_like_values():
+    rng = np.random.default_rng(4)
+    a, b, w = values(rng, 5, 70), values(rng, 5, 70), dense(values(rng, 70))
+    (total,) = run_op("add", [a, b])
+    (expected,) = run_op("rms_norm", [total], [w], RmsNormAttributes(1e-6))
+    found = run_op("add_rms_norm", [a, b], [w], AddRmsNormAttributes(1e-6))
+    assert_same_bits(found, [expected, total])
+
+
+@pytest.mark.parametrize(
+    ("types", "width", "eps", "message"),
+    [
+        (("i64[t, 4]", "i64[t, 4]"), 4, 1e-6, "a must be floating-point, got i64"),
+        (("f32[t, 4]", "f32[b, 4]"), 4, 1e-6, r"must have one type, got f32\[t, 4\], f32\[b, 4\]"),
+        (("f32[]", "f32[]"), 4, 1e-6, r"a must have at least one axis, got f32\[\]"),
+        (("f32[t, 4]", "f32[t, 4]"), 4, 0.0, "eps must be positive, got 0.0"),
+        (("f32[t, 4]", "f32[t, 4]"), 5, 1e-6, r"weight: expected \(4,\), got \(5,\)"),
+    ],
+)
+def test_refuses_sums(types, width, eps, message):
+    with pytest.raises(TypeRuleError, match=message):
+        infer("add_rms_norm", types, [dense(np.ones(width))], AddRmsNormAttributes(eps))
 
 
 def test_rows_do_not_depend_on_the_layout_of_the_input():

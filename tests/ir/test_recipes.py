@@ -245,17 +245,48 @@ def test_rope_table_refuses(change, message):
         WeightTable().derive("cos", "rope_table", (), **given_)
 
 
+# offsets_to_ids
+
+
+@given(
+    st.lists(st.integers(-(1 << 60), 1 << 60), max_size=12),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),
+)
+def test_offsets_to_ids_on_any_range(offsets, cut):
+    found = table(d2t=dense(np.array(offsets, dtype=np.int64)))
+    found.derive("ids", "offsets_to_ids", ("d2t",))
+    assert found["ids"].shape == (len(offsets),)
+    low, high = (min(c, len(offsets)) for c in cut)
+    expected = [i + offsets[i] for i in range(low, high)]
+    assert found.dense("ids", low, high).tolist() == expected
+    assert found.dense("ids", low, high).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(3), np.zeros((2, 2), np.int64), np.zeros(3, np.int32)], ids=str
+)
+def test_offsets_to_ids_refuses(values):
+    found = table(d2t=dense(values))
+    with pytest.raises(ValueError, match="offsets_to_ids needs a dense<i64> vector, found dense<"):
+        found.derive("ids", "offsets_to_ids", ("d2t",))
+
+
 # All recipes
 
 
 @pytest.mark.parametrize("count", range(3))
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_number_of_inputs(recipe, count):
-    allowed = {"concat_rows": {1, 2}, "rope_table": {0}}
+    allowed = {"concat_rows": {1, 2}, "rope_table": {0}, "quantize": {1, 2}}
     made = packed(np.random.default_rng(0), 2, 8).weight
+    if recipe == "offsets_to_ids":
+        made = dense(np.arange(3))
     if recipe == "add_one":
         made = dense(np.ones((2, 8)))
-    params = {"part": "cos", "length": 2, "theta": 1e4, "dim": 2} if recipe == "rope_table" else {}
+    params = {
+        "rope_table": {"part": "cos", "length": 2, "theta": 1e4, "dim": 2},
+        "quantize": {"encoding": "fp8<tensor>"},
+    }.get(recipe, {})
     if count in allowed.get(recipe, {1}):
         RECIPES[recipe].check([made] * count, params)
     else:

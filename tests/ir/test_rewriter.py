@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edgecc.errors import InternalError
 from edgecc.ir import (
@@ -14,12 +10,10 @@ from edgecc.ir import (
     Graph,
     Location,
     Module,
-    Node,
     Output,
     Rewriter,
     Role,
     SymbolRange,
-    Value,
     print_module,
     sym,
     verify,
@@ -288,160 +282,3 @@ def test_clone_nodes():
     copy.output(result[graph.nodes[1].result], "out", Role.ACTIVATION)
     assert verify(module) == []
     assert all(n not in graph.nodes for n in copy.graph.nodes)
-
-
-# Random edits against a naive model: plain lists of ids, rebuilt rather than kept consistent.
-
-
-@dataclass
-class ModelNode:
-    id: int
-    operands: list[int]
-    kind: int
-    """Two types of values: 0 is `[4]`, 1 is `[2]`."""
-
-
-@dataclass
-class Model:
-    inputs: list[int]
-    nodes: list[ModelNode] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-
-    def position(self, value: int) -> int:
-        found = [i for i, n in enumerate(self.nodes) if n.id == value]
-        return found[0] if found else -1
-
-    def used(self, value: int) -> bool:
-        return value in self.outputs or any(value in n.operands for n in self.nodes)
-
-
-class RewriterMachine(RuleBasedStateMachine):
-    """Every edit is allowed exactly when the model says so, and has the effect it has there."""
-
-    @initialize()
-    def start(self) -> None:
-        module = Module("m")
-        b = Builder(module, "main")
-        self.values: dict[int, Value] = {
-            0: b.input("x0", DType.F32, (4,), Role.ACTIVATION),
-            1: b.input("x1", DType.F32, (2,), Role.ACTIVATION),
-        }
-        self.kinds = {0: 0, 1: 1}
-        self.model = Model([0, 1])
-        self.rewriter = Rewriter(module, b.graph, "random")
-        self.locations: dict[int, Location] = {}
-        last = b.op("silu", self.values[0])
-        self._add(last.producer, [0], 0, 0)
-        b.output(last, "out", Role.ACTIVATION)
-        self.model.outputs.append(2)
-
-    def _add(self, node: Node, operands: list[int], kind: int, index: int) -> None:
-        new = len(self.values)
-        self.values[new] = node.result
-        self.kinds[new] = kind
-        self.locations[new] = node.location
-        self.model.nodes.insert(index, ModelNode(new, operands, kind))
-
-    def _known(self, seed: int) -> int:
-        known = [*self.model.inputs, *(n.id for n in self.model.nodes)]
-        return known[seed % len(known)]
-
-    def _node(self, seed: int) -> ModelNode:
-        return self.model.nodes[seed % len(self.model.nodes)]
-
-    def _real(self, node: ModelNode) -> Node:
-        producer = self.values[node.id].producer
-        assert producer is not None
-        return producer
-
-    SEED = st.integers(0, 1 << 16)
-
-    @rule(anchor=SEED, a=SEED, b=SEED, narrow=st.booleans())
-    def insert(self, anchor: int, a: int, b: int, narrow: bool) -> None:
-        at = self._node(anchor)
-        index = self.model.position(at.id)
-        first, second = self._known(a), self._known(b)
-        kind = self.kinds[first]
-        op, attrs, operands = "add", None, [first, second]
-        if narrow and kind == 0:
-            op, attrs, operands, kind = "slice", SliceAttributes(0, 1, 3), [first], 1
-        elif self.kinds[second] != kind:
-            op, operands = "silu", [first]
-        fine = all(self.model.position(o) < index for o in operands)
-        arguments = (self._real(at), op, [self.values[o] for o in operands])
-        if fine:
-            node = self.rewriter.insert(*arguments, attrs=attrs)
-            self._add(node, operands, kind, index)
-        else:
-            with pytest.raises(InternalError, match="is not defined before"):
-                self.rewriter.insert(*arguments, attrs=attrs)
-
-    @rule(old=SEED, new=SEED)
-    def replace_value(self, old: int, new: int) -> None:
-        before, after = self._known(old), self._known(new)
-        position = self.model.position(after)
-        users = [n for n in self.model.nodes if before in n.operands and n.id != after]
-        late = all(self.model.position(n.id) > position for n in users)
-        if self.kinds[before] == self.kinds[after] and late:
-            self.rewriter.replace_value(self.values[before], self.values[after])
-            for node in users:
-                node.operands = [after if o == before else o for o in node.operands]
-            self.model.outputs = [after if o == before else o for o in self.model.outputs]
-        else:
-            with pytest.raises(InternalError, match=r"cannot replace|stands before"):
-                self.rewriter.replace_value(self.values[before], self.values[after])
-
-    @rule(seed=SEED)
-    def erase(self, seed: int) -> None:
-        node = self._node(seed)
-        if self.model.used(node.id) or len(self.model.nodes) == 1:
-            if self.model.used(node.id):
-                with pytest.raises(InternalError, match="is still used"):
-                    self.rewriter.erase(self._real(node))
-            return
-        real = self._real(node)
-        self.rewriter.erase(real)
-        self.model.nodes.remove(node)
-        with pytest.raises(InternalError, match="is not part of graph"):
-            self.rewriter.erase(real)
-
-    @rule(seed=SEED)
-    def replace(self, seed: int) -> None:
-        """Replace a node by a copy of itself right before it."""
-        node = self._node(seed)
-        real = self._real(node)
-        name = real.result.name
-        copy = self.rewriter.insert(
-            real, real.op.name, real.operands, attrs=real.attrs, names=("copy",)
-        )
-        self.rewriter.replace(real, (copy.result,))
-        assert copy.result.name == name
-        self.values[node.id] = copy.result
-        self.locations[node.id] = copy.location
-        assert copy.location.passes[-1] == "random"
-
-    @invariant()
-    def the_module_verifies(self) -> None:
-        assert verify(self.rewriter.module) == []
-
-    @invariant()
-    def the_graph_is_the_model(self) -> None:
-        graph = self.rewriter.graph
-        ids = {value: id_ for id_, value in self.values.items()}
-        assert [ids[n.result] for n in graph.nodes] == [n.id for n in self.model.nodes]
-        for node, expected in zip(graph.nodes, self.model.nodes, strict=True):
-            assert [ids[o] for o in node.operands] == expected.operands
-            assert node.location == self.locations[expected.id]
-        assert [ids[o.value] for o in graph.outputs] == self.model.outputs
-
-    @invariant()
-    def uses_are_those_of_the_operands(self) -> None:
-        graph = self.rewriter.graph
-        uses = {value: set() for value in self.values.values()}
-        for node in graph.nodes:
-            for index, value in enumerate(node.operands):
-                uses[value].add((node, index))
-        assert all(set(value.uses) == found for value, found in uses.items())
-
-
-TestRewriterMachine = RewriterMachine.TestCase

@@ -41,8 +41,9 @@ def layer(op: str, weight: Weight, bias: Weight | None = None) -> Module:
     if bias is not None:
         symbols.append(module.weights.add("bias", bias))
     b = Builder(module, "main")
-    dtype = DType.I64 if op == "embedding" else DType.F32
-    shape = (3,) if op == "embedding" else (3, 4)
+    table = op in ("embedding", "lookup")
+    dtype = DType.I64 if table else DType.F32
+    shape = (3,) if table else (3, 4)
     x = b.input("x", dtype, shape, Role.ACTIVATION)
     b.output(b.op(op, x, weights=symbols, name="y"), "y", Role.ACTIVATION)
     return module
@@ -59,15 +60,34 @@ def int8() -> Module:
     return module
 
 
+def constant(weight: Weight) -> Module:
+    module = Module("m")
+    module.weights.add("w", weight)
+    b = Builder(module, "main")
+    b.output(b.op("constant", weights=("w",), name="y"), "y", Role.ACTIVATION)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F64, DType.I16, DType.U32])
+def test_constants_of_other_types(dtype):
+    (found,) = findings(constant(dense(ONES, dtype)))
+    assert found.id == "legalize/encoding"
+    assert found.message == f"device cpu has no constant for dense<{dtype.value}>"
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: constant(dense(ONES)),
+        lambda: constant(dense(ONES, DType.I64)),
+        lambda: constant(dense(ONES, DType.BOOL)),
         lambda: layer("linear", dense(ONES)),
         lambda: layer("linear", dense(ONES), dense(ONES[0])),
         int8,
         lambda: layer("embedding", dense(ONES)),
         lambda: layer("embedding", dense(ONES, DType.BF16)),
         lambda: layer("embedding", dense(ONES, DType.F16)),
+        lambda: layer("lookup", dense(np.arange(4))),
     ],
 )
 @pytest.mark.parametrize("device", DEVICES)
@@ -187,21 +207,6 @@ def test_every_op_is_run_by_a_device_or_removed_by_a_pass():
         assert device.ops.isdisjoint(removed | EVALUATED_ONLY)
 
 
-def test_an_op_no_device_runs_yet():
-    module = Module("m")
-    b = Builder(module, "main")
-    x = b.input("x", DType.F32, (1, 2, 3), Role.ACTIVATION)
-    state = b.input("state", DType.F32, (1, 3, 1), Role.STATE)
-    taps = module.weights.add("taps", dense(np.ones((3, 1, 2))))
-    y, after = b.node("causal_conv1d", (x, state), (taps,)).results
-    b.output(y, "y", Role.ACTIVATION)
-    b.output(after, "state", Role.STATE, alias="state")
-    with pytest.raises(LegalizeError, match="device cpu cannot run causal_conv1d") as caught:
-        Legalize(LegalizeOptions("cpu")).run(module, PassContext())
-    assert caught.value.exit_code == 4
-    assert "lifting and evaluating such a model work" in caught.value.diagnostics[0].help
-
-
 @given(modules(), st.sampled_from(sorted(DEVICES)), st.sampled_from(["dense", "int8-split"]))
 def test_random_modules(module, device, form):
     """Before lowering, weights that are not f32 are named one by one; afterwards there are none."""
@@ -217,3 +222,18 @@ def test_random_modules(module, device, form):
     assert sorted(messages) == sorted(wanted)
     LowerEncodings(LowerEncodingsOptions(form)).run(module, PassContext())
     assert not check_pass(Legalize(LegalizeOptions(device)), module)
+
+
+def test_an_op_no_device_runs_yet():
+    module = Module("m")
+    b = Builder(module, "main")
+    x = b.input("x", DType.F32, (1, 2, 3), Role.ACTIVATION)
+    state = b.input("state", DType.F32, (1, 3, 1), Role.STATE)
+    taps = module.weights.add("taps", dense(np.ones((3, 1, 2))))
+    y, after = b.node("causal_conv1d", (x, state), (taps,)).results
+    b.output(y, "y", Role.ACTIVATION)
+    b.output(after, "state", Role.STATE, alias="state")
+    with pytest.raises(LegalizeError, match="device cpu cannot run causal_conv1d") as caught:
+        Legalize(LegalizeOptions("cpu")).run(module, PassContext())
+    assert caught.value.exit_code == 4
+    assert "lifting and evaluating such a model work" in caught.value.diagnostics[0].help

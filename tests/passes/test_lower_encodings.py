@@ -189,10 +189,17 @@ def test_a_borrowed_head_is_expanded_once():
 @given(modules(), st.sampled_from(FORMS), st.integers(0, 5))
 def test_random_modules(module, form, seed):
     """Both forms hold the exact values, so the interpreter gives the same bits."""
-    check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, random_inputs(module, seed))
+    lowering = LowerEncodings(LowerEncodingsOptions(form))
+    check_pass(lowering, module, random_inputs(module, seed), tolerance=0)
     for graph in module.graphs.values():
-        for symbol in graph.used_weights():
-            assert module.weights[symbol].encoding in (F32, Int8Block(4))
+        for node in graph.nodes:
+            for symbol in node.weights:
+                encoding = module.weights[symbol].encoding
+                assert (
+                    encoding == F32
+                    or (node.op.name == "embedding" and isinstance(encoding, Dense))
+                    or (node.op.name == "linear" and isinstance(encoding, Int8Block))
+                )
 
 
 @FEWER
@@ -200,9 +207,42 @@ def test_random_modules(module, form, seed):
 def test_random_pairs(options, form):
     options = replace(options, draft_head="same", draft_embedding="same")
     module = pair(options)
-    check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, pair_inputs(module, options))
+    lowering = LowerEncodings(LowerEncodingsOptions(form))
+    check_pass(lowering, module, pair_inputs(module, options), tolerance=0)
 
 
 def test_packed_pairs_change():
     module = pair(PairOptions(draft_head="own", draft_embedding="own"))
     assert LowerEncodings().run(module, PassContext())
+
+
+def test_tables_of_ids_stay():
+    """Widening a table of ids would make them floats."""
+    module = Module("m", symbols={"t": SymbolRange(1, 8)})
+    module.weights.add("offsets", dense(np.array([5, 0, 3])))
+    module.weights.derive("ids", "offsets_to_ids", ("offsets",))
+    b = Builder(module, "main")
+    value = b.input("x", DType.I64, (sym("t"),), Role.ACTIVATION)
+    b.output(b.op("lookup", value, weights=("ids",)), "y", Role.ACTIVATION)
+    for form in FORMS:
+        data = {"main": {"x": np.array([2, 0, 2])}}
+        assert not check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, data)
+
+
+@pytest.mark.parametrize(
+    ("weight", "lowered"),
+    [
+        (dense(np.ones(4)), "w"),
+        (dense(np.arange(4)), "w"),
+        (dense(np.ones(4), DType.BF16), "w.f32"),
+        (packed(np.random.default_rng(0), 4, 4).weight, "w.f32"),
+    ],
+)
+def test_constants(weight, lowered):
+    """Integers stay, floats become f32."""
+    module = Module("m")
+    module.weights.add("w", weight)
+    b = Builder(module, "main")
+    b.output(b.op("constant", weights=("w",)), "y", Role.ACTIVATION)
+    assert check_pass(LowerEncodings(), module, {"main": {}}) is (lowered != "w")
+    assert b.graph.nodes[0].weights == (lowered,)

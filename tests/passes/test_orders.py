@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 from edgecc.ir import Inline, Module, Stored, verify
 from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.passes.canonicalize import Canonicalize
+from edgecc.passes.cse import Cse
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights, DedupeWeightsOptions
 from edgecc.passes.drop_outputs import DropOutputs
+from edgecc.passes.fold_constants import FoldConstants
 from edgecc.passes.fuse_cached_attention import FuseCachedAttention
 from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
+from edgecc.passes.fuse_residual_norm import FuseResidualNorm
+from edgecc.passes.fuse_rope import FuseRope
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.stack_context_kv import StackContextKv, StackContextKvOptions
 from edgecc.passes.unroll_markov import UnrollMarkov
 from helpers.modules import evaluate, interface
 from helpers.ops import assert_same_bits
@@ -31,9 +37,15 @@ PASSES: dict[str, Pass[Any]] = {
     for made in (
         BindSharedWeights(),
         DedupeWeights(DedupeWeightsOptions(0)),
+        Canonicalize(),
+        FoldConstants(),
+        Cse(),
         Dce(),
         FuseQkv(),
         FuseGateUp(),
+        FuseResidualNorm(),
+        FuseRope(),
+        StackContextKv(StackContextKvOptions(duplicate=True)),
         FuseCachedAttention(),
         UnrollMarkov(),
         LowerEncodings(LowerEncodingsOptions("int8-split")),

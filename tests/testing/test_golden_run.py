@@ -215,6 +215,20 @@ def test_values_within_the_tolerance_of_the_pass():
     check_laws(ran)
 
 
+def test_graphs_that_read_unbound_weights_have_no_values_before():
+    unbound = '@a : dense<f32> [2, 2] = unbound "lm_head"'
+    body = BODY.replace('@a : dense<f32> [2, 2] = stored "target" {weight: "m#a"}', unbound)
+    check_laws(run_case(case(body)))
+    other = BODY[BODY.index("graph") :].replace("@main", "@other").replace("@a)", "@b)")
+    ran = run_case(case(body + other))
+    node = ran.after.graphs["other"].nodes[-1]
+    rewriter = Rewriter(ran.after, ran.after.graphs["other"], "faulty")
+    rewriter.replace(node, node.operands)
+    ran = replace(ran, outcome=replace(ran.outcome, kind=Kind.AFTER))
+    with pytest.raises(GoldenError, match="@other, output y: the values differ"):
+        check_laws(ran)
+
+
 def test_an_output_that_appears_is_an_error():
     ran = run_case(case())
     outputs = ran.before.graphs["main"].outputs

@@ -11,10 +11,12 @@ import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
+from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
+from edgecc.compile_options import QUANTIZATION_CHOICES
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
-SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens")
+SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "draft_quantization")
 VLLM_KEYS = (
     "draft_tensor_parallel_size",
     "disable_by_batch_size",
@@ -73,10 +75,19 @@ VLLM_KEYS = (
 @click.option(
     "--quantization",
     "--quantize",
+    type=click.Choice(QUANTIZATION_CHOICES),
     default="auto",
     show_default=True,
-    help="Precision of weights; auto keeps the files'.",
+    help="Round the target's weights to this format; auto keeps the files'.",
 )
+@click.option(
+    "--draft-quantization",
+    type=click.Choice(QUANTIZATION_CHOICES),
+    default="auto",
+    show_default=True,
+    help="The same for the draft; never inherited.",
+)
+@click.option("--quantize-head", is_flag=True, help="Round the output head as well.")
 @click.option(
     "--lm-head",
     type=click.Choice(["auto", "share", "own", "copy"]),
@@ -116,15 +127,19 @@ VLLM_KEYS = (
 @click.option("--pass-pipeline", metavar="PIPELINE", help="Passes instead of the default ones.")
 @click.option("--dump-pass-pipeline", is_flag=True, help="Show the passes that ran, as text.")
 @print_ir_options
+@check_option
 @click.option("--timing-json", metavar="FILE", help="Write seconds and sizes per pass.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
 def command(console: Console, **flags: Any) -> int:
-    """Compile TARGET, alone or with --draft, to a bundle directory."""
+    """Compile TARGET, alone or with --draft, to a bundle directory.
+
+    TARGET is the folder of a checkpoint, or a file of IR text (.eir) that names its checkpoints.
+    """
     import edgecc
 
-    target, draft, steps = _models(flags)
+    target, draft, steps, draft_quantization = _models(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -137,11 +152,15 @@ def command(console: Console, **flags: Any) -> int:
         strict=flags["strict"],
         progress=console.progress(),
         instruments=print_ir(console, flags),
+        check=flags["check"],
         device=(flags["device"] or ("cpu",))[0],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
+        quantization=flags["quantization"],
+        draft_quantization=draft_quantization,
+        quantize_head=flags["quantize_head"],
         pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )
@@ -155,6 +174,8 @@ def command(console: Console, **flags: Any) -> int:
         console.info(f"  checked {check}")
     for remark in report.remarks:
         console.detail(f"  {remark}")
+    for line in report.unchecked:
+        console.detail(f"  {line}")
     if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
         timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -173,8 +194,8 @@ def command(console: Console, **flags: Any) -> int:
     return console.ok(f"{path}: {size}" if path else f"dry run: {size}, nothing written")
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
-    """Target, draft and steps from the flags and `--speculative-config`.
+def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
+    """Target, draft, steps and the draft's precision from the flags and `--speculative-config`.
 
     Raises:
         UsageError: Missing, or given twice with different values.
@@ -187,10 +208,12 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
     config = _speculative_config(flags["speculative_config"])
     draft, steps = flags["draft"], flags["num_speculative_tokens"]
     wanted = None if flags["spec_method"] == "auto" else flags["spec_method"]
+    precision = None if flags["draft_quantization"] == "auto" else flags["draft_quantization"]
     for name, flag, value in (
         ("--spec-method", wanted, config.get("method")),
         ("--draft", draft, config.get("model")),
         ("--num-speculative-tokens", steps, config.get("num_speculative_tokens")),
+        ("--draft-quantization", precision, config.get("draft_quantization")),
     ):
         if flag is not None and value is not None and flag != value:
             raise UsageError(
@@ -205,6 +228,7 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None]:
         targets.pop(),
         draft or config.get("model"),
         steps or config.get("num_speculative_tokens"),
+        precision or config.get("draft_quantization") or "auto",
     )
 
 
@@ -239,7 +263,7 @@ def _speculative_config(text: str | None) -> dict[str, Any]:
             f"num_speculative_tokens is {steps!r}, expected a whole number of at least 1",
             where=where,
         )
-    for key in ("model", "method"):
+    for key in ("model", "method", "draft_quantization"):
         if not isinstance(found.get(key, ""), str):
             raise UsageError("usage/speculative-config", f"{key} must be a string", where=where)
     return found
@@ -300,13 +324,12 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
     Raises:
         UnsupportedError: Naming the flag and what is possible.
     """
-    for flag in ("dtype", "quantization"):
-        if flags[flag] != "auto":
-            raise UnsupportedError(
-                f"usage/{flag}",
-                f"--{flag} {flags[flag]} is not supported: weights keep the precision of the files",
-                help=f"leave out --{flag}",
-            )
+    if flags["dtype"] != "auto":
+        raise UnsupportedError(
+            "usage/dtype",
+            f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
+            help="leave out --dtype",
+        )
     if flags["max_batch_size"] != 1:
         raise UnsupportedError(
             "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"

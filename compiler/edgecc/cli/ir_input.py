@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgecc.errors import InputError
+from edgecc.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from edgecc.ir.core import Module
@@ -34,3 +35,30 @@ def read_ir(name: str) -> Module:
             "ir/unreadable", f"cannot read IR text: {error}", where="<stdin>"
         ) from error
     return parse_module(text, file="<stdin>")
+
+
+def read_with_checkpoints(name: str, checkpoints: Sequence[str]) -> Module:
+    """Parse the IR text a command got, check it, and open the checkpoints it names.
+
+    Args:
+        name: File, or `-`.
+        checkpoints: `ROLE=DIR` for checkpoints that lie elsewhere now.
+
+    Raises:
+        UsageError: No `ROLE=DIR`.
+        InputError: The text or a checkpoint is bad.
+        VerifyError: The module breaks a rule of the IR.
+    """
+    from edgecc.ir.verifier import verify_or_raise
+    from edgecc.ir_source import attach_checkpoints
+
+    folders = {}
+    for text in checkpoints:
+        role, equals, folder = text.partition("=")
+        if not equals or not folder:
+            raise UsageError("usage/checkpoint", f"--checkpoint {text!r}: expected ROLE=DIR")
+        folders[role] = folder
+    module = read_ir(name)
+    attach_checkpoints(module, near=None if name == STDIN else Path(name).parent, folders=folders)
+    verify_or_raise(module, f"in {name}")
+    return module

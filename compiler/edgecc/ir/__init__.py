@@ -9,7 +9,7 @@ from edgecc.ir.builder import Builder
 from edgecc.ir.compare import diff, equal, fingerprint
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
-from edgecc.ir.interpreter import Interpreter
+from edgecc.ir.interpreter import Interpreter, evaluate
 from edgecc.ir.parser import parse_module, read_module
 from edgecc.ir.printer import print_module
 from edgecc.ir.rewriter import Rewriter
@@ -64,6 +64,7 @@ __all__ = [
     "WeightTable",
     "diff",
     "equal",
+    "evaluate",
     "fingerprint",
     "parse",
     "parse_module",

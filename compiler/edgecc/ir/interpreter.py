@@ -7,7 +7,7 @@ streamed block by block, so that a model larger than memory can be evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from edgecc.ir.encodings import Array
 from edgecc.ir.evaluation import check_cast, find_graph, last_uses, match_shape, positional
 from edgecc.ir.ops.base import EvalContext, WeightView
 from edgecc.ir.types import TensorType
+
+Inputs: TypeAlias = dict[str, dict[str, Array]]
+"""Arrays by graph and input name."""
 
 
 class Interpreter:
@@ -80,3 +83,15 @@ class Interpreter:
         check_cast(what, array.dtype, dtype, type)
         # C order, because NumPy sums other layouts in another order: rows would lose their bits.
         return array.astype(dtype, order="C")
+
+
+def evaluate(
+    module: Module, inputs: Inputs, dtype: type[np.floating[Any]] = np.float32
+) -> dict[str, Array]:
+    """Outputs of several graphs, by `graph.output`; see `Interpreter`."""
+    run = Interpreter(module, dtype).run
+    return {
+        f"{graph}.{name}": array
+        for graph, arrays in inputs.items()
+        for name, array in run(graph, arrays).items()
+    }

@@ -16,6 +16,7 @@ import numpy as np
 
 from edgecc import nvfp4
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block, IntShape
+from edgecc.ir.quantize import has_global_scale, quantize, target_encoding
 from edgecc.ir.rope import RopeParams, rope_tables
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, Param, Parts, Weight, WeightTable
@@ -189,6 +190,49 @@ class AddOne(Recipe):
         return {"weight": np.float32(1) + values}
 
 
+class Quantize(Recipe):
+    """A matrix rounded to another encoding.
+
+    Inputs: the matrix, then those that take part in its global scale (queries, keys and values that
+    are to be stacked later need one scale). Param `encoding`: the wanted encoding as text. A global
+    scale needs the largest magnitude of all inputs, so they are read once before the first row;
+    the table remembers it.
+    """
+
+    name = "quantize"
+    inputs = None
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The first input's shape in the wanted encoding.
+
+        Raises:
+            ValueError: Unknown parameters, an encoding that cannot be made by rounding or cannot
+                hold the shape, an input without floating-point values, or inputs beyond the first
+                for an encoding without a global scale.
+        """
+        if set(params) != {"encoding"}:
+            raise ValueError(f"quantize takes the parameter encoding, got {sorted(params)}")
+        encoding = target_encoding(str(params["encoding"]))
+        encoding.components(inputs[0].shape)
+        for weight in inputs:
+            if isinstance(weight.encoding, Dense) and not weight.encoding.dtype.is_float:
+                raise ValueError(f"quantize needs floating-point values, found {weight.encoding}")
+        if len(inputs) > 1 and not has_global_scale(encoding):
+            raise ValueError(f"{encoding} has no scale that {len(inputs)} weights could share")
+        return inputs[0].shape, encoding
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Quantized rows."""
+        values = table.dense(source.inputs[0], start, stop).astype(np.float32)
+        return quantize(
+            weight.encoding, values, lambda: max(map(table.absolute_maximum, source.inputs))
+        )
+
+
 class RopeTable(Recipe):
     """Cosine or sine table of a rotary embedding: f32 `[length, dim/2]`, no inputs.
 
@@ -220,6 +264,38 @@ class RopeTable(Recipe):
         return {"weight": (cos if part == "cos" else sin)[start:stop]}
 
 
+class OffsetsToIds(Recipe):
+    """A table of ids from a table of distances: entry i becomes `i + offset[i]`.
+
+    EAGLE3 drafts store the target id of each draft id this way (`d2t`).
+    """
+
+    name = "offsets_to_ids"
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense i64.
+
+        Raises:
+            ValueError: The input is no vector of i64.
+        """
+        (offsets,) = inputs
+        if offsets.encoding != Dense(DType.I64) or len(offsets.shape) != 1:
+            raise ValueError(
+                f"offsets_to_ids needs a dense<i64> vector, found {offsets.encoding} "
+                f"{list(offsets.shape)}"
+            )
+        return offsets.shape, offsets.encoding
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Offsets plus their row numbers."""
+        offsets = table.read(source.inputs[0], start, stop)["weight"]
+        return {"weight": offsets + np.arange(start, stop, dtype=np.int64)}
+
+
 def _rope_params(params: Mapping[str, Param]) -> tuple[Param, int, RopeParams]:
     """Part, length and rotation.
 
@@ -244,6 +320,15 @@ def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    r.name: r for r in (AddOne(), ConcatRows(), Dequantize(), Int8Codes(), RopeTable())
+    r.name: r
+    for r in (
+        AddOne(),
+        ConcatRows(),
+        Dequantize(),
+        Int8Codes(),
+        OffsetsToIds(),
+        Quantize(),
+        RopeTable(),
+    )
 }
 """Every recipe by name."""

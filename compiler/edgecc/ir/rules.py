@@ -83,11 +83,13 @@ class _Recorder(Rewriter):
     def __init__(self, module: Module, graph: Graph, pass_name: str) -> None:
         super().__init__(module, graph, pass_name)
         self.touched: list[Node] = []
+        self.inserted: list[Node] = []
 
     def insert(self, *args: Any, **kwargs: Any) -> Node:
         """Insert, and remember the node."""
         node = super().insert(*args, **kwargs)
         self.touched.append(node)
+        self.inserted.append(node)
         return node
 
     def replace_value(self, old: Value, new: Value) -> None:
@@ -152,6 +154,7 @@ class _Driver:
         where = site(self.graph, found.root)
         self.rewritten.add(found.root)
         values = rule.rewrite(found, rewriter)
+        self.rewritten.update(rewriter.inserted)  # nobody asks why what was made is not remade
         message = rule.done(found)
         if values is not None:
             rewriter.replace(found.root, values)

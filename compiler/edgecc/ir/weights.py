@@ -133,6 +133,7 @@ class WeightTable(Mapping[str, Weight]):
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
         self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
+        self._maxima: dict[tuple[tuple[str, Weight], ...], np.float32] = {}
 
     def __getitem__(self, symbol: str) -> Weight:
         return self._weights[symbol]
@@ -144,11 +145,12 @@ class WeightTable(Mapping[str, Weight]):
         return len(self._weights)
 
     def copy(self) -> WeightTable:
-        """A table with the same entries and readers; entries are immutable and shared."""
+        """A table with the same entries and readers; what is learned about bytes is shared."""
         table = WeightTable()
         table._weights = dict(self._weights)
         table.readers = dict(self.readers)
-        table._digests = dict(self._digests)
+        table._digests = self._digests  # by entry, so that they hold for both
+        table._maxima = self._maxima
         return table
 
     def add(self, symbol: str, weight: Weight) -> str:
@@ -268,7 +270,10 @@ class WeightTable(Mapping[str, Weight]):
     def row_blocks(
         self, symbol: str, block_bytes: int = BLOCK_BYTES
     ) -> Iterator[tuple[int, int, Parts]]:
-        """Blocks `(start, stop, parts)` that together are the whole weight, in row order."""
+        """Blocks `(start, stop, parts)` that together are the whole weight, in row order.
+
+        Where a block has fewer rows than `stop - start`, they repeat: `edgecc.ir.sampled_weights`.
+        """
         weight = self._weights[self.resolve(symbol)]
         if not weight.shape:
             yield 0, 0, self.read(symbol)
@@ -279,6 +284,18 @@ class WeightTable(Mapping[str, Weight]):
         for start in range(0, weight.shape[0], step):
             stop = min(start + step, weight.shape[0])
             yield start, stop, self.read(symbol, start, stop)
+
+    def absolute_maximum(self, symbol: str) -> np.float32:
+        """The largest magnitude in a weight, cached; streams the weight once. 0 if it is empty."""
+        key = self._digest_key(self.resolve(symbol))
+        if key not in self._maxima:
+            encoding = self._weights[self.resolve(symbol)].encoding
+            found = np.float32(0)
+            for _, _, parts in self.row_blocks(symbol):
+                values = encoding.dequantize(parts)
+                found = max(found, np.float32(np.max(np.abs(values), initial=0)))
+            self._maxima[key] = found
+        return self._maxima[key]
 
     def digest(self, symbol: str) -> str:
         """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""

@@ -16,7 +16,7 @@ from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
 from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
-from edgecc.ir.ops.norm import RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.roles import Role
@@ -194,6 +194,30 @@ def embedding_and_head_of_one_table(random: np.random.Generator, batch: int, row
         b.give("logits", b.op("linear", x, weights=(symbol,)))
 
     return Case(build, {"ids": ids}, {"logits": wide(table)[ids] @ wide(table).T})
+
+
+@case("lookup")
+def lookup_ids(random: np.random.Generator, batch: int, rows: int) -> Case:
+    ids, table = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=(b.dense("table", table),)))
+
+    return Case(build, {"ids": ids}, {"found": table[ids]})
+
+
+@case("lookup")
+def lookup_of_offsets(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The derived table is written as ids."""
+    ids, offsets = random.integers(0, 40, (batch, rows)), random.integers(0, 1 << 40, 40)
+
+    def build(b: GraphBuilder) -> None:
+        b.module.weights.derive("map", "offsets_to_ids", (b.dense("offsets", offsets),))
+        taken = b.take("ids", (B, T), DType.I64)
+        b.give("found", b.op("lookup", taken, weights=("map",)))
+
+    return Case(build, {"ids": ids}, {"found": ids + offsets[ids]})
 
 
 def _rms_norm(x: Array, w: Array, groups: int, eps: float) -> Array:
@@ -403,6 +427,68 @@ def pad_first_axis_of_floats(random: np.random.Generator, batch: int, rows: int)
 
     y = np.concatenate([x, np.full((1, rows, 2), -3, np.float32)])
     return Case(build, {"x": x}, {"y": y}, {"tolerance": 0.0})
+
+
+@case("add_rms_norm")
+def add_rms_norm(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Both results are returned, and both are used."""
+    a, b, w = normal(random, batch, rows, 96), normal(random, batch, rows, 96), normal(random, 96)
+
+    def build(g: GraphBuilder) -> None:
+        operands = [g.take("a", (B, T, 96)), g.take("b", (B, T, 96))]
+        node = g.node("add_rms_norm", operands, (g.dense("w", w),), AddRmsNormAttributes(1e-5))
+        g.give("normed", node.results[0])
+        g.give("sum", node.results[1])
+        g.give("product", g.op("mul", *node.results))
+
+    total = wide(a) + b
+    normed = _rms_norm(total, w, 1, 1e-5)
+    expected = {"normed": normed, "sum": total, "product": normed * total}
+    return Case(build, {"a": a, "b": b}, expected)
+
+
+@case("add_rms_norm")
+def add_rms_norm_of_other_ranks(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """The kernel takes two or three axes; only the norm is read."""
+    a, w = normal(random, batch, 2, rows, 32), normal(random, 32)
+
+    def build(g: GraphBuilder) -> None:
+        x, flat = g.take("x", (B, 2, T, 32)), g.take("flat", (T, 32))
+        weights = (g.dense("w", w),)
+        attrs = AddRmsNormAttributes(1e-6)
+        g.give("four", g.node("add_rms_norm", (x, x), weights, attrs).results[0])
+        g.give("two", g.node("add_rms_norm", (flat, flat), weights, attrs).results[0])
+
+    expected = {"four": _rms_norm(2 * wide(a), w, 1, 1e-6)}
+    expected["two"] = _rms_norm(2 * wide(a[0, 0]), w, 1, 1e-6)
+    return Case(build, {"x": a, "flat": a[0, 0]}, expected)
+
+
+@case("constant")
+def constants(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Floats of any encoding and integers, returned as they are and used by others."""
+    x, table = normal(random, 3, 8), normal(random, 4, 32)
+    vector = normal(random, 8).astype(ml_dtypes.bfloat16)
+    packed, scale, scale_2 = random_nvfp4(random, 4, 32)
+    ids = random.integers(0, 4, (2, rows))
+
+    def build(b: GraphBuilder) -> None:
+        b.give("x", b.op("constant", weights=(b.dense("wx", x),)))
+        b.give("v", b.op("constant", weights=(b.dense("wv", vector),)))
+        b.give("p", b.op("constant", weights=(b.nvfp4("wp", packed, scale, scale_2),)))
+        made = b.op("constant", weights=(b.dense("ids", ids),))
+        b.give("rows", b.op("embedding", made, weights=(b.dense("table", table),)))
+        b.give("sum", b.op("add", b.take("y", (3, 8)), b.graph.nodes[0].result))
+
+    y = normal(random, 3, 8)
+    expected = {
+        "x": x,
+        "v": vector.astype(np.float32),
+        "p": nvfp4_values(packed, scale, scale_2),
+        "rows": table[ids],
+        "sum": wide(x) + y,
+    }
+    return Case(build, {"y": y}, expected, {"tolerance": 1e-7})
 
 
 @case("unsqueeze")

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgecc.backends.onnxruntime import OrtEngine
+from edgecc.ir import sym
+from edgecc.ir.ops.norm import AddRmsNormAttributes
 from edgecc.roles import Role
 from helpers.lowered_pairs import (
     FORMS,
@@ -26,6 +28,7 @@ from helpers.lowered_pairs import (
     target_inputs,
     write_pair,
 )
+from helpers.lowering import GraphBuilder, lowered
 
 ROWS = 72
 VOCAB = 288
@@ -214,3 +217,28 @@ def test_head_of_a_wide_vocabulary(tmp_path: Path) -> None:
                 (part,) = session.run(None, {"hidden": hidden[:, start : start + size]})
                 assert_same_bits(part, logits[:, start : start + size])
     assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [48, 256, 1000])
+def test_residual_norms(width: int, threads: int, tmp_path: Path) -> None:
+    """The kernel behind `fuse-residual-norm`, which the pairs above do without."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal(width).astype(np.float32)
+
+    def build(b: GraphBuilder) -> None:
+        operands = [b.take(name, (sym("b"), sym("t"), width)) for name in "xy"]
+        attrs = AddRmsNormAttributes(1e-6)
+        node = b.node("add_rms_norm", operands, (b.dense("w", weight),), attrs)
+        b.give("normed", node.results[0])
+        b.give("sum", node.results[1])
+
+    graph = lowered(build, "cpu", tmp_path)
+    engine = graph.engine(threads)
+    inputs = {name: rng.standard_normal((1, 64, width)).astype(np.float32) for name in "xy"}
+    whole = graph.call(engine, inputs)
+    for rows in range(1, 65):
+        part = graph.call(engine, {name: array[:, -rows:] for name, array in inputs.items()})
+        for name, expected in whole.items():
+            assert_same_bits(part[name], expected[:, -rows:])
+    engine.close()

@@ -7,12 +7,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgecc.errors import UnsupportedError
-from edgecc.ir.ops import attention, control, elementwise, matmul, norm, sampling, shape, state
+from edgecc.ir.ops import (
+    attention,
+    constant,
+    control,
+    elementwise,
+    matmul,
+    norm,
+    sampling,
+    shape,
+    state,
+)
 from edgecc.ir.ops.base import Attributes, EvalContext, Op, Trait, TypeRuleError, WeightView
 
 OPS: Mapping[str, Op[Any]] = {
     op.name: op
-    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control)
+    for family in (
+        matmul,
+        norm,
+        elementwise,
+        attention,
+        state,
+        shape,
+        sampling,
+        control,
+        constant,
+    )
     for op in family.OPS
 }
 """Every op by name."""

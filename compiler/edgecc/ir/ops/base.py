@@ -78,7 +78,7 @@ class WeightView:
         return self._cast(table)[inverse.reshape(indices.shape)]
 
     def blocks(self) -> Iterator[tuple[int, int, Array]]:
-        """Blocks of rows `(start, stop, values)`."""
+        """Blocks of rows `(start, stop, values)`; fewer than `stop - start` rows repeat."""
         encoding = self.weight.encoding
         for start, stop, parts in self._table.row_blocks(self.symbol):
             yield start, stop, self._cast(encoding.dequantize(parts))

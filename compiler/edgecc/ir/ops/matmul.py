@@ -1,12 +1,13 @@
-"""Products with weights: linear layers and embedding tables."""
+"""Products with weights and rows of tables: linear layers, embeddings, maps between ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
-from edgecc.ir.encodings import Array
+from edgecc.ir.encodings import Array, Dense
 from edgecc.ir.ops.base import (
     Attributes,
     EvalContext,
@@ -34,11 +35,12 @@ def product(x: Array, weight: WeightView) -> Array:
         `[..., N]`. Each row is its own matrix-vector product, so its bits do not depend on the
         other rows (a matrix-matrix product may sum in another order).
     """
-    rows = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
+    # Not -1: NumPy cannot tell how many rows of no columns there are.
+    rows = np.ascontiguousarray(x.reshape(prod(x.shape[:-1]), x.shape[-1]))
     out = np.empty((rows.shape[0], weight.weight.shape[0]), dtype=x.dtype)
     for start, stop, block in weight.blocks():
         for i, row in enumerate(rows):
-            out[i, start:stop] = block @ row
+            out[i, start:stop] = np.resize(block @ row, stop - start)
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
@@ -114,4 +116,40 @@ class Embedding(Op[Attributes]):
         return (weights[0].rows(operands[0]),)
 
 
-OPS = (Linear(), Embedding())
+class Lookup(Op[Attributes]):
+    """Entries of an integer table: i64 ids `[...]` and a dense i64 table `[V]` give i64 `[...]`.
+
+    Maps ids of one vocabulary to those of another, for example of a reduced draft vocabulary to the
+    target's.
+    """
+
+    name = "lookup"
+    operands = ("ids",)
+    weights = ("table",)
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: Attributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of the ids."""
+        (ids,) = operands
+        require_type("ids", ids, DType.I64)
+        require_equal("rank of the table", len(weights[0].shape), 1)
+        require_equal("encoding of the table", weights[0].encoding, Dense(DType.I64))
+        return (ids,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: Attributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Reads only the entries that occur."""
+        return (weights[0].rows(operands[0]).astype(np.int64),)
+
+
+OPS = (Linear(), Embedding(), Lookup())

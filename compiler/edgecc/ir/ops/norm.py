@@ -31,6 +31,13 @@ class RmsNormAttributes(Attributes):
     groups: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class AddRmsNormAttributes(Attributes):
+    """`eps`: added to the mean square."""
+
+    eps: float
+
+
 class RmsNorm(Op[RmsNormAttributes]):
     """`x / sqrt(mean(x^2) + eps) * w` over the last axis, or over each of its `groups`.
 
@@ -73,9 +80,54 @@ class RmsNorm(Op[RmsNormAttributes]):
         """Mean square in the evaluation dtype."""
         x = operands[0]
         grouped = x.reshape(*x.shape[:-1], attrs.groups, x.shape[-1] // attrs.groups)
-        mean = np.mean(np.square(grouped), axis=-1, keepdims=True)
-        normed = grouped / np.sqrt(mean + ctx.dtype.type(attrs.eps)) * weights[0].dense()
-        return (normed.reshape(x.shape),)
+        return (_normalize(grouped, weights[0].dense(), attrs.eps).reshape(x.shape),)
 
 
-OPS = (RmsNorm(),)
+class AddRmsNorm(Op[AddRmsNormAttributes]):
+    """Residual addition and the normalization of the sum: made by `fuse-residual-norm`.
+
+    `sum = a + b` and `normed = sum / sqrt(mean(sum^2) + eps) * w` over the last axis: two operands
+    f32 `[..., H]` and a weight `[H]`.
+    """
+
+    name = "add_rms_norm"
+    attributes = AddRmsNormAttributes
+    operands = ("a", "b")
+    weights = ("weight",)
+    results = ("normed", "sum")
+    traits = Trait.ROWWISE | Trait.COMMUTATIVE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: AddRmsNormAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The common operand type, twice."""
+        a, b = operands
+        require_float("a", a)
+        require(a == b, f"operands must have one type, got {a}, {b}")
+        require(a.rank >= 1, f"a must have at least one axis, got {a}")
+        require(attrs.eps > 0, f"eps must be positive, got {attrs.eps}")
+        require_equal("shape of the weight", weights[0].shape, a.shape[-1:])
+        return (a, a)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: AddRmsNormAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Like `add`, then `rms_norm`."""
+        total = operands[0] + operands[1]
+        return _normalize(total, weights[0].dense(), attrs.eps), total
+
+
+def _normalize(x: Array, weight: Array, eps: float) -> Array:
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)
+    return x / np.sqrt(mean + x.dtype.type(eps)) * weight  # type: ignore[no-any-return]
+
+
+OPS = (RmsNorm(), AddRmsNorm())

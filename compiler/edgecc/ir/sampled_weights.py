@@ -1,0 +1,144 @@
+"""Stand-ins for large weights: a few random rows, repeated, in the encoding of the real ones.
+
+Comparing a module before and after a pass needs *some* values for its weights, the same on both
+sides, not those of a checkpoint of gigabytes. A stored weight above a size gets a tile of random
+rows (valid codes, positive scales) instead of being read; components without rows, such as NVFP4's
+global scale, are read, because passes look at them. Derived weights follow by their recipes.
+
+Equal weights must stay equal: a pass may make one the alias of the other. The random numbers are
+therefore seeded by the content hash where it is known, else by the place in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgecc.ir.random_weights import random_parts
+from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, WeightTable
+
+SAMPLE_BYTES = 32 << 10
+"""Stored weights of more bytes are sampled."""
+
+TILE_ROWS = 31
+"""Rows that repeat. A prime, so that shifting rows by any usual width shows."""
+
+ROWWISE = frozenset({"dequantize", "int8_codes"})
+"""Recipes of one input that make each row from the same row of it."""
+
+
+class Segment(NamedTuple):
+    """Rows `start:stop` of a weight, of which the first `period` repeat."""
+
+    start: int
+    stop: int
+    period: int
+
+
+class SampledWeights(WeightTable):
+    """A copy of a weight table in which large stored weights are replaced by samples.
+
+    Args:
+        table: The real one; nothing but small weights and scalars is read from it.
+        limit: Stored weights of more bytes are replaced.
+        tiles: Samples made before, to be used again.
+    """
+
+    def __init__(
+        self,
+        table: WeightTable,
+        limit: int = SAMPLE_BYTES,
+        tiles: dict[str, Parts] | None = None,
+    ) -> None:
+        super().__init__()
+        self._weights = dict(table)
+        self.readers = table.readers
+        self._real = table
+        self._limit = limit
+        self._tiles: dict[str, Parts] = {} if tiles is None else tiles
+
+    def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
+        """Rows of the sample, or of the weight itself if it is small."""
+        name = self.resolve(symbol)
+        weight = self[name]
+        if not self._is_sampled(weight):
+            return super().read(name, start, stop)
+        tile = self._tile(name, weight)
+        rows = np.arange(start, weight.shape[0] if stop is None else stop) % _period(weight)
+        components = weight.encoding.components(weight.shape)
+        return {c: a[rows] if components[c].rows else a for c, a in tile.items()}
+
+    def row_blocks(
+        self, symbol: str, block_bytes: int = BLOCK_BYTES
+    ) -> Iterator[tuple[int, int, Parts]]:
+        """One block for each run of repeating rows.
+
+        Rows that are stacked come in the blocks they would have come in alone: a matrix product
+        gives them the same bits, whatever they are stacked with.
+        """
+        segments = self._segments(self.resolve(symbol))
+        if segments is None:
+            yield from super().row_blocks(symbol, block_bytes)
+            return
+        for start, stop, period in segments:
+            yield start, stop, self.read(symbol, start, min(start + period, stop))
+
+    def _is_sampled(self, weight: Weight) -> bool:
+        return (
+            isinstance(weight.source, Stored) and bool(weight.shape) and weight.nbytes > self._limit
+        )
+
+    def _segments(self, symbol: str) -> Sequence[Segment] | None:
+        """How the rows of a weight repeat; None where that is not known and it is large."""
+        weight = self[symbol]
+        source = weight.source
+        if weight.shape[:1] == (0,):
+            return []
+        if self._is_sampled(weight):
+            return [Segment(0, weight.shape[0], _period(weight))]
+        if isinstance(source, Derived) and source.recipe in ROWWISE:
+            return self._segments(self.resolve(source.inputs[0]))
+        if isinstance(source, Derived) and source.recipe == "concat_rows":
+            return self._stacked(source.inputs)
+        if weight.shape and weight.nbytes <= self._limit:
+            return [Segment(0, weight.shape[0], weight.shape[0])]
+        return None
+
+    def _stacked(self, symbols: Sequence[str]) -> Sequence[Segment] | None:
+        found: list[Segment] = []
+        for symbol in symbols:
+            segments = self._segments(self.resolve(symbol))
+            if segments is None:
+                return None
+            offset = found[-1].stop if found else 0
+            found += [Segment(s + offset, e + offset, p) for s, e, p in segments]
+        return found
+
+    def _tile(self, symbol: str, weight: Weight) -> Parts:
+        source = weight.source
+        assert isinstance(source, Stored)
+        key = f"{self._real.known_digest(symbol) or source!r} {weight.shape} {weight.encoding}"
+        if key not in self._tiles:
+            seed = hashlib.sha256(key.encode()).digest()
+            rng = np.random.default_rng(np.frombuffer(seed, np.uint32))
+            self._tiles[key] = self._sample(rng, weight, source)
+        return self._tiles[key]
+
+    def _sample(self, rng: np.random.Generator, weight: Weight, source: Stored) -> Parts:
+        """Random rows, with the real components that have none."""
+        shape = (_period(weight), *weight.shape[1:])
+        components = weight.encoding.components(shape)
+        reader = self.readers[source.checkpoint]
+        real = {
+            part.component: reader.read(part.key).reshape(components[part.component].shape)
+            for part in source.parts
+            if not components[part.component].rows
+        }
+        return random_parts(rng, shape, weight.encoding, real)
+
+
+def _period(weight: Weight) -> int:
+    return min(TILE_ROWS, weight.shape[0])

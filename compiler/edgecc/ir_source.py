@@ -1,0 +1,186 @@
+"""Modules from IR text: their checkpoints, and what a compile needs to find in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+from edgecc.compile_options import CompileOptions
+from edgecc.errors import Diagnostic, EdgeccError, InputError, UsageError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.lift import lift
+from edgecc.frontends.options import LiftOptions
+from edgecc.ir.compare import equal
+from edgecc.ir.core import Json, Module
+from edgecc.ir.parser import read_module
+from edgecc.ir.verifier import verify_or_raise
+from edgecc.ir.weights import Stored
+
+SUFFIX = ".eir"
+"""What the name of a file of IR text ends with."""
+
+FIXED = ("max_model_len", "max_input_len", "prefill_chunk")
+"""Options that are sizes of a lifted module, by their names in its `limits`."""
+
+
+def attach_checkpoints(
+    module: Module, *, near: Path | None = None, folders: Mapping[str, str] | None = None
+) -> None:
+    """Open the checkpoints a parsed module names, so that its stored weights can be read.
+
+    Args:
+        module: Module whose `checkpoints` are opened.
+        near: Folder of the IR file: relative paths that do not exist are tried from there as well.
+        folders: Folders by role that replace the module's own.
+
+    Raises:
+        InputError: A checkpoint is missing or damaged.
+    """
+    module.checkpoints.update(folders or {})
+    for role, text in module.checkpoints.items():
+        path = Path(text)
+        if near is not None and not path.is_absolute() and not path.exists():
+            path = near / path
+        module.weights.readers[role] = Checkpoint.open(path, role=role)
+
+
+def is_ir_text(path: Path) -> bool:
+    """Whether a path means IR text and not the folder of a checkpoint."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def read_lifted(path: Path, draft: Path | None, options: CompileOptions) -> Module:
+    """A module to compile, from IR text, with its checkpoints open.
+
+    Text that `edgecc lift` wrote without locations gets them back: it is lifted again, and if that
+    gives the same module, the new one is taken.
+
+    Args:
+        path: File of IR text.
+        draft: Draft checkpoint that was asked for; text names its own.
+        options: Sizes that were asked for; a lifted module has its own.
+
+    Raises:
+        UsageError: The options contradict the text.
+        InputError: The text is bad, not a whole module, or does not fit its checkpoints.
+    """
+    if draft is not None:
+        raise UsageError(
+            "usage/draft-with-ir",
+            f"--draft {draft} does not go with IR text: {path} names its own checkpoints",
+            help=f"lift both first: edgecc lift TARGET --draft {draft} -o pair.eir",
+        )
+    module = read_module(path)
+    verify_or_raise(module, f"in {path}")
+    _check_complete(module, path)
+    _check_sizes(module, path, options)
+    attach_checkpoints(module, near=path.parent)
+    findings = list(_stored_findings(module))
+    if findings:
+        raise InputError(*findings)
+    return _lifted_again(module) or module
+
+
+def _check_complete(module: Module, path: Path) -> None:
+    limits = module.metadata.get("limits")
+    needed = {
+        "graph @target": "target" in module.graphs,
+        "checkpoint of the target": "target" in module.checkpoints,
+        "metadata target": isinstance(module.metadata.get("target"), dict),
+        "metadata limits": isinstance(limits, dict)
+        and all(type(limits.get(name)) is int for name in FIXED),
+        "metadata draft": "draft" not in module.graphs
+        or isinstance(module.metadata.get("draft"), dict),
+    }
+    missing = [what for what, found in needed.items() if not found]
+    if missing:
+        raise InputError(
+            "ir/incomplete",
+            f"this module cannot be compiled to a bundle: it has no {', no '.join(missing)}",
+            where=str(path),
+            help="compile text that edgecc lift or opt wrote for a target",
+        )
+
+
+def _check_sizes(module: Module, path: Path, options: CompileOptions) -> None:
+    """Sizes are part of the graphs: a flag can only repeat them."""
+    limits, draft = _section(module, "limits"), _section(module, "draft")
+    defaults = CompileOptions()
+    for name in (*FIXED, "num_speculative_tokens"):
+        wanted, found = getattr(options, name), limits.get(name, draft.get(name))
+        if wanted != getattr(defaults, name) and wanted != found:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                "usage/lifted-size",
+                f"{flag} {wanted}: the module was lifted for {found}",
+                where=str(path),
+                help="lift the checkpoints again with this size",
+            )
+
+
+def _stored_findings(module: Module) -> Iterator[Diagnostic]:
+    """Stored weights that their checkpoints do not hold as the text says."""
+    for symbol, weight in module.weights.items():
+        source = weight.source
+        if not isinstance(source, Stored):
+            continue
+        reader = module.weights.readers.get(source.checkpoint)
+        components = weight.encoding.components(weight.shape)
+        for part in source.parts:
+            expected = components[part.component]
+            if not isinstance(reader, Checkpoint):
+                message = f"the text names no checkpoint {source.checkpoint!r}"
+            else:
+                try:
+                    found = reader.info(part.key)
+                except EdgeccError as error:
+                    yield error.diagnostics[0]
+                    continue
+                if (found.dtype, prod(found.shape)) == (expected.dtype, prod(expected.shape)):
+                    continue
+                message = (
+                    f"{part.key} is {found.dtype.value} {list(found.shape)}, the text says "
+                    f"{expected.dtype.value} {list(expected.shape)}"
+                )
+            yield Diagnostic(
+                "ir/stored-weight",
+                message,
+                f"weight @{symbol}",
+                help="lift the checkpoints again",
+            )
+            break
+
+
+def _lifted_again(module: Module) -> Module | None:
+    """The module as lifting its checkpoints gives it, if that is what the text says.
+
+    It has all locations, and what was found out about the checkpoints.
+    """
+    paths = {r: c.path for r, c in module.weights.readers.items() if isinstance(c, Checkpoint)}
+    try:
+        made = lift(paths.get("target"), paths.get("draft"), lift_options_of(module))
+    except EdgeccError:
+        return None
+    made.checkpoints = dict(module.checkpoints)
+    unused = module if equal(made, module) else made
+    for reader in unused.weights.readers.values():
+        if isinstance(reader, Checkpoint):
+            reader.close()
+    return None if unused is made else made
+
+
+def lift_options_of(module: Module) -> LiftOptions:
+    """The sizes a module was lifted with."""
+    limits, draft = _section(module, "limits"), _section(module, "draft")
+    steps = draft.get("num_speculative_tokens")
+    sizes = {name: int(str(limits[name])) for name in FIXED}
+    return replace(
+        LiftOptions(**sizes), num_speculative_tokens=steps if isinstance(steps, int) else None
+    )
+
+
+def _section(module: Module, key: str) -> dict[str, Json]:
+    found = module.metadata.get(key)
+    return found if isinstance(found, dict) else {}

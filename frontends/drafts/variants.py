@@ -1,0 +1,61 @@
+"""Variants of decoder layers that no draft frontend builds."""
+
+from __future__ import annotations
+
+from edgecc.errors import UnsupportedError
+from edgecc.frontends.config import TextConfig
+from edgecc.frontends.drafts.places import Places
+
+
+def reject_rope_layout(places: Places) -> None:
+    """Raise for rotary embeddings that pair neighbours instead of halves.
+
+    Raises:
+        UnsupportedError: Naming the key.
+    """
+    for key in ("rope_is_neox_style", "is_neox_style"):
+        found = places.flag(key)
+        if found is not None and not found[1]:
+            raise UnsupportedError(
+                "draft/rope-layout",
+                "drafts that rotate interleaved pairs are not supported",
+                where=found[0],
+                help="supported: halves of each head rotated (neox style)",
+            )
+
+
+def reject_layers(places: Places, text: TextConfig) -> None:
+    """Raise for layers with windows or another activation.
+
+    Raises:
+        UnsupportedError: Naming the variant.
+    """
+    where = places.top.where
+    swa = places.flag("use_swa")
+    if any(w is not None for w in text.sliding_windows) or (swa is not None and swa[1]):
+        raise UnsupportedError(
+            "draft/sliding-window", "drafts with sliding windows are not supported", where=where
+        )
+    if text.hidden_act not in ("silu", "swish"):
+        raise UnsupportedError(
+            "draft/activation", f"hidden_act {text.hidden_act!r} is not supported", where=where
+        )
+
+
+def reject_scales(places: Places) -> None:
+    """Raise for constants that change logits or values.
+
+    Raises:
+        UnsupportedError: Naming the key.
+    """
+    for key, neutral in (
+        ("final_logit_softcapping", None),
+        ("output_multiplier", 1.0),
+        ("logit_scale", 1.0),
+        ("attention_value_scale", 1.0),
+    ):
+        found = places.find((key,), lambda f, k: f.number(k))
+        if found is not None and found[1] != neutral:
+            raise UnsupportedError(
+                "draft/logit-scale", f"drafts with {key} are not supported", where=found[0]
+            )
