@@ -89,10 +89,10 @@ class _Parser(TokenStream):
                 self.guarded(self.unknown, top=True)
         if self.errors:
             raise InputError(*self.errors)
-        self.remember_digests()
+        self.state_digests()
         return self.result
 
-    def remember_digests(self) -> None:
+    def state_digests(self) -> None:
         """Hashes count for a weight together with everything it is made from: needs all of them.
 
         Raises:
@@ -101,7 +101,7 @@ class _Parser(TokenStream):
         table = self.result.weights
         for symbol, digest in self.digests.items():
             try:
-                table.remember_digest(symbol, digest)
+                table.state_digest(symbol, digest)
             except KeyError as error:
                 raise InputError(
                     "ir/unknown-weight",

@@ -133,6 +133,7 @@ class WeightTable(Mapping[str, Weight]):
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
         self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
+        self._stated: dict[tuple[tuple[str, Weight], ...], str] = {}
         self._maxima: dict[tuple[tuple[str, Weight], ...], np.float32] = {}
 
     def __getitem__(self, symbol: str) -> Weight:
@@ -150,6 +151,7 @@ class WeightTable(Mapping[str, Weight]):
         table._weights = dict(self._weights)
         table.readers = dict(self.readers)
         table._digests = self._digests  # by entry, so that they hold for both
+        table._stated = self._stated
         table._maxima = self._maxima
         return table
 
@@ -304,7 +306,11 @@ class WeightTable(Mapping[str, Weight]):
         return self._maxima[key]
 
     def digest(self, symbol: str) -> str:
-        """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once."""
+        """SHA-256 over shape, encoding and all component bytes, cached; streams the weight once.
+
+        Raises:
+            InputError: IR text states another hash: the bytes changed since it was written.
+        """
         symbol = self.resolve(symbol)
         weight = self._weights[symbol]
         key = self._digest_key(symbol)
@@ -318,21 +324,31 @@ class WeightTable(Mapping[str, Weight]):
             total = hashlib.sha256(f"{weight.shape} {weight.encoding}".encode())
             for name, part in hashes.items():
                 total.update(name.encode() + part.digest())
-            self._digests[key] = total.hexdigest()
+            found = total.hexdigest()
+            stated = self._stated.get(key, found)
+            if stated != found:
+                raise InputError(
+                    "ir/hash-mismatch",
+                    f"weight @{symbol} has hash {found}, the IR text says {stated}",
+                    where=self.origin(symbol),
+                    help="the checkpoint changed since the text was written: lift it again",
+                )
+            self._digests[key] = found
         return self._digests[key]
 
     def known_digest(self, symbol: str) -> str | None:
-        """The digest if it has been computed or remembered; reads nothing. None for aliases."""
-        if not self._digests or isinstance(self._weights[symbol].source, Alias):
+        """The digest if it was computed, or stated by IR text; reads nothing. None for aliases."""
+        if isinstance(self._weights[symbol].source, Alias) or not (self._digests or self._stated):
             return None
         try:
-            return self._digests.get(self._digest_key(symbol))
+            key = self._digest_key(symbol)
         except InternalError:  # made from a weight that is not there: print it all the same
             return None
+        return self._digests.get(key) or self._stated.get(key)
 
-    def remember_digest(self, symbol: str, digest: str) -> None:
-        """Take a digest that was computed elsewhere for the truth (from IR text)."""
-        self._digests[self._digest_key(symbol)] = digest
+    def state_digest(self, symbol: str, digest: str) -> None:
+        """Note what IR text says about the bytes; it is checked when they are read for a digest."""
+        self._stated[self._digest_key(symbol)] = digest
 
     def _digest_key(self, symbol: str) -> tuple[tuple[str, Weight], ...]:
         return tuple((s, self._weights[s]) for s in self.dependencies(symbol))
