@@ -97,7 +97,7 @@ class BindSharedWeights(Pass[BindSharedWeightsOptions]):
         if donor is None:
             raise InputError(
                 f"bind/no-{role.replace('_', '-')}",
-                f"neither the draft nor the target has a {role}",
+                f"neither the draft nor the target has the tensor {role}",
                 where=f"weight @{symbol}",
                 notes=[f"looked for {p}" for p in weight.source.looked_for],
                 help="use the target this draft was trained for, with its head included",

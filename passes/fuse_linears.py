@@ -44,12 +44,10 @@ class WeightReaders:
 
 
 def why_not_fusable(module: Module, nodes: Sequence[Node], readers: WeightReaders) -> str:
-    """Why these linear layers cannot become one exactly; empty when they can."""
+    """Why linear layers of one value cannot become one exactly; empty when they can."""
     table = module.weights
     if any(len(n.weights) != 1 for n in nodes):
         return "a layer has a bias"
-    if len({n.operands[0] for n in nodes}) != 1:
-        return "the layers read different inputs"
     symbols = [table.resolve(n.weights[0]) for n in nodes]
     if len(set(symbols)) != len(symbols):
         return "two layers share one weight"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgecc.ir.analysis import ancestors, descendants, live_nodes
 from edgecc.ir.builder import Builder
-from edgecc.ir.core import Graph, Input, Module, Node, Output, Value
+from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.rewriter import clone_nodes
 from edgecc.ir.types import DimExpr, DType, SymbolRange, TensorType, sym, symbols_of
@@ -106,7 +106,12 @@ class OutlineShared(Pass[NoOptions]):
             callee = self._shared_graph(module, users[key][0][1], key[0])
             for graph, node, (body, tail) in cuts:
                 self._cut(module, graph, node, callee, body, tail)
-            self.remark(ctx, where, f"graph @{callee} for {sorted(sites)}", applied=True)
+            self.remark(
+                ctx,
+                where,
+                f"graph @{callee} for {', '.join(f'@{s}' for s in sorted(sites))}",
+                applied=True,
+            )
             if len(users[key]) > len(sites):
                 self.remark(ctx, where, "a graph uses it more than once", applied=False)
             module.decisions.append(
@@ -140,7 +145,7 @@ class OutlineShared(Pass[NoOptions]):
             high = max((r.high for r in module.symbols.values()), default=1)
             module.symbols.setdefault(f"h{axis}", SymbolRange(0, max(high, 64)))
         builder = Builder(module, name)
-        builder.location = node.location
+        builder.location = Location(node.location.origin, (*node.location.passes, self.name))
         shape = (*(sym(f"h{axis}") for axis in range(x.rank - 1)), x.shape[-1])
         hidden = builder.input("hidden", x.dtype, shape, Role.ACTIVATION)
         logits = builder.op("linear", hidden, weights=weights, name="logits")
@@ -216,6 +221,8 @@ class OutlineShared(Pass[NoOptions]):
         graph.nodes.clear()
         graph.outputs = []
         builder = Builder(module, graph)
+        location = Location(node.location.origin, (*node.location.passes, self.name))
+        builder.location = Location("", (self.name,))
         now: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
 
         def call(name: str, taken: list[Value], returned: list[Value]) -> None:
@@ -229,8 +236,9 @@ class OutlineShared(Pass[NoOptions]):
 
         if body is not None:
             call(body.name, body.taken, body.returned)
-        builder.location = node.location
+        builder.location = location
         call(callee, [operand], [node.result])
+        builder.location = Location("", (self.name,))
         if tail is not None:
             call(tail.name, tail.taken, tail.returned)
         for output in old_outputs:

@@ -55,7 +55,9 @@ class UnrollMarkov(Pass[NoOptions]):
         for graph in module.graphs.values():
             for node in [n for n in graph.nodes if n.op.name == "markov_chain"]:
                 self._unroll(module, graph, node)
-                self.remark(ctx, f"@{graph.name}", f"{node.attrs.steps} steps", applied=True)  # type: ignore[attr-defined]
+                steps = node.attrs.steps  # type: ignore[attr-defined]
+                done = f"{steps} step{'s' if steps > 1 else ''}"
+                self.remark(ctx, f"@{graph.name}", done, applied=True)
                 changed = True
         return changed
 

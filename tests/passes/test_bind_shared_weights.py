@@ -188,7 +188,7 @@ def test_no_head_anywhere():
     target.outputs = [o for o in target.outputs if o.role is not Role.LOGITS]
     found = refused(module)
     assert found.id == "bind/no-lm-head"
-    assert found.message == "neither the draft nor the target has a lm_head"
+    assert found.message == "neither the draft nor the target has the tensor lm_head"
     assert found.where == f"weight @{DRAFT_HEAD}"
     assert found.notes == ("looked for draft/model.safetensors: lm_head.weight",)
     assert "with its head included" in found.help
@@ -200,7 +200,7 @@ def test_no_embedding_anywhere():
     target.inputs[0].role = Role.HIDDEN
     found = refused(module)
     assert found.id == "bind/no-embed-tokens"
-    assert found.message == "neither the draft nor the target has a embed_tokens"
+    assert found.message == "neither the draft nor the target has the tensor embed_tokens"
 
 
 @pytest.mark.parametrize("hidden", [4, 16])
