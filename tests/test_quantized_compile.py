@@ -117,7 +117,7 @@ def test_an_engine_with_other_weights_is_noticed(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without rounding the reference as well, the comparison fails: it is no formality."""
-    monkeypatch.setattr("edgecc.driver._rounding", lambda passes: iter(()))
+    monkeypatch.setattr("edgecc.golden._rounding", lambda passes: iter(()))
     with pytest.raises(MismatchError):
         edgecc.compile(dense, out=tmp_path / "b", quantization="int8", **FAST)
 

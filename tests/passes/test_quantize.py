@@ -35,7 +35,15 @@ from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
 from edgecc.passes.pipeline import parse_pipeline
 from edgecc.passes.quantize import FORMATS, TOLERANCES, Quantize, QuantizeOptions, module_names
-from helpers.modules import evaluate, interface, module_text, modules, random_inputs, storage
+from helpers.modules import (
+    check_pass,
+    evaluate,
+    interface,
+    module_text,
+    modules,
+    random_inputs,
+    storage,
+)
 from helpers.ops import assert_same_bits
 from helpers.pairs import FEWER, PairOptions, pair, pair_inputs, pair_options
 from helpers.weights import ForbiddenReader, dense, packed, store
@@ -387,8 +395,14 @@ OPTIONS = st.builds(
 ).map(lambda o: replace(o, group=4) if o.format == "int4" else o)
 
 
+@given(module=modules(), options=OPTIONS)
+def test_random_modules(module, options):
+    """What holds for all passes; how far values may move is for the tests of values."""
+    check_pass(Quantize(options), module, tolerance=1e30)
+
+
 @given(module=modules(), options=OPTIONS, seed=st.integers(0, 9))
-def test_random_modules(module, options, seed):
+def test_values_of_random_modules(module, options, seed):
     check_values(module, random_inputs(module, seed), options)
 
 

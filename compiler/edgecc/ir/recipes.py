@@ -29,6 +29,9 @@ class Recipe(ABC):
     expands: ClassVar[bool] = False
     inputs: ClassVar[int | None] = 1
     """How many inputs it takes; None: at least one."""
+    sources: ClassVar[int | None] = None
+    """Of how many inputs, counted from the first, it has the values; None: of all. The others take
+    part in a scale only."""
 
     def check(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
@@ -201,6 +204,7 @@ class Quantize(Recipe):
 
     name = "quantize"
     inputs = None
+    sources = 1
 
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]

@@ -355,11 +355,12 @@ class WeightTable(Mapping[str, Weight]):
 
     def origin(self, symbol: str) -> str:
         """Where the bytes come from, as one readable line."""
+        from edgecc.ir.recipes import RECIPES
+
         weight = self._weights[self.resolve(symbol)]
         if isinstance(weight.source, Derived) and weight.source.inputs:
-            return f"{weight.source.recipe} of " + ", ".join(
-                self.origin(i) for i in weight.source.inputs
-            )
+            inputs = weight.source.inputs[: RECIPES[weight.source.recipe].sources]
+            return f"{weight.source.recipe} of " + ", ".join(map(self.origin, inputs))
         return str(weight.source)
 
     def derive(self, symbol: str, recipe: str, inputs: tuple[str, ...], **params: Param) -> str:

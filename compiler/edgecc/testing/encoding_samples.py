@@ -13,7 +13,18 @@ from math import prod
 
 import numpy as np
 
-from edgecc.ir.encodings import NVFP4, Array, Component, Dense, Encoding, Int8Block, IntShape
+from edgecc.ir.encodings import (
+    FP8,
+    NVFP4,
+    Array,
+    Component,
+    Dense,
+    Encoding,
+    Int4,
+    Int8,
+    Int8Block,
+    IntShape,
+)
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Inline
 
@@ -23,6 +34,9 @@ ENCODINGS: Mapping[type[Encoding], tuple[Encoding, ...]] = {
     ),
     NVFP4: (NVFP4(4), NVFP4(2), NVFP4(4, input_scale=True)),
     Int8Block: (Int8Block(4), Int8Block(3), Int8Block(1)),
+    FP8: (FP8("tensor"), FP8("channel", scale_dtype=DType.BF16), FP8("block", (1, 3))),
+    Int8: (Int8(), Int8(DType.BF16)),
+    Int4: (Int4(4), Int4(2)),
 }
 """Small blocks, so that small matrices have several."""
 

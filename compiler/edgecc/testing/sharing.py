@@ -89,5 +89,14 @@ def _copies(module: Module) -> Counter[str]:
     return Counter(
         content
         for symbol in stored
-        for content in {_content(table, d) for d in table.dependencies(symbol)}
+        for content in {_content(table, d) for d in _made_of(table, symbol)}
     )
+
+
+def _made_of(table: WeightTable, symbol: str) -> set[str]:
+    """A weight and those whose values it has; what only takes part in a scale is not among them."""
+    source = table[symbol].source
+    if isinstance(source, Derived):
+        inputs = source.inputs[: RECIPES[source.recipe].sources]
+        return {symbol}.union(*(_made_of(table, table.resolve(i)) for i in inputs))
+    return {symbol}

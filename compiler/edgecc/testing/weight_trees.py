@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, IntShape
+from edgecc.ir.quantize import target_encoding
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Alias, Param, Unbound, Weight
 from edgecc.testing.encoding_samples import encodings_of, random_weight
@@ -111,10 +112,25 @@ def weight_trees(
         if packed:
             nvfp4 = st.builds(Bytes, st.just(shape), st.sampled_from(packed), SEEDS)
             options.append(nvfp4.map(lambda of: Made("int8_codes", (of,))))
+        if goals := tuple(str(e) for e in held if _can_be_rounded_to(e)):
+            dense = st.builds(Bytes, st.just(shape), st.just(Dense(DType.BF16)), SEEDS)
+            options.append(st.builds(_rounded, dense, st.sampled_from(goals)))
         if unbound:
             role = st.sampled_from(["lm_head", "embed_tokens"])
             options.append(st.builds(Missing, st.just(shape), role))
     return st.one_of(options)
+
+
+def _rounded(of: Bytes, encoding: str) -> WeightTree:
+    return Made("quantize", (of,), (("encoding", encoding),))
+
+
+def _can_be_rounded_to(encoding: Encoding) -> bool:
+    try:
+        target_encoding(str(encoding))
+    except ValueError:
+        return False
+    return True
 
 
 def _stacked(shape: IntShape, encodings: Sequence[Encoding]) -> st.SearchStrategy[WeightTree]:
@@ -122,6 +138,7 @@ def _stacked(shape: IntShape, encodings: Sequence[Encoding]) -> st.SearchStrateg
     rows, columns = shape
 
     def stack(cut: int, encoding: Encoding, first: int, second: int) -> WeightTree:
+        cut -= cut % encoding.row_group(shape)  # rows that are stored together stay together
         above = Bytes((cut, columns), encoding, first)
         return Made("concat_rows", (above, Bytes((rows - cut, columns), encoding, second)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.testing.expressions import Expr, Wanted
 from edgecc.testing.rules import Grow, Grower, Rule, apply, is_float
 
@@ -19,7 +20,14 @@ def _binary(op: str) -> Grow:
     return build
 
 
+def _cast(grow: Grower, wanted: Wanted) -> Expr:
+    """Rounded to 16 bits and back: other ops are drawn in f32."""
+    narrow = CastAttributes(grow.pick("bf16", "f16"))
+    return apply("cast", apply("cast", grow(wanted), attrs=narrow), attrs=CastAttributes("f32"))
+
+
 RULES = (
+    Rule("cast", is_float, _cast),
     *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid")),
     *(Rule(op, is_float, _binary(op)) for op in ("add", "mul", "swiglu")),
 )
