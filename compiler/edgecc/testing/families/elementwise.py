@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.testing.expressions import Expr, Wanted
 from edgecc.testing.rules import Grow, Grower, Rule, apply, is_float
 
@@ -19,7 +20,16 @@ def _binary(op: str) -> Grow:
     return build
 
 
+def _cast(grow: Grower, wanted: Wanted) -> Expr:
+    """Rounded to another type and back."""
+    x = grow(wanted)
+    for dtype in (grow.pick("bf16", "f16", "f32", "f64"), "f32"):
+        x = apply("cast", x, attrs=CastAttributes(dtype))
+    return x
+
+
 RULES = (
     *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid")),
     *(Rule(op, is_float, _binary(op)) for op in ("add", "mul", "swiglu")),
+    Rule("cast", is_float, _cast),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgecc.testing.expressions import Expr, Wanted, indices
-from edgecc.testing.rules import Grower, Rule, apply, is_float
+from edgecc.testing.rules import Grower, Rule, apply, is_float, is_index
+from edgecc.testing.weight_trees import Ids
 
 
 def _is_rows(wanted: Wanted) -> bool:
@@ -48,6 +49,12 @@ def _embedding(grow: Grower, wanted: Wanted) -> Expr:
     return apply("embedding", grow(indices(vocab, *wanted.shape[:-1])), weights=(table,))
 
 
+def _lookup(grow: Grower, wanted: Wanted) -> Expr:
+    vocab = grow.pick(2, 5, 11)
+    table = Ids((vocab,), wanted.below, grow.number(0, 1), offsets=grow.pick(False, True))
+    return apply("lookup", grow(indices(vocab, *wanted.shape)), weights=(table,))
+
+
 def _has_tokens(wanted: Wanted) -> bool:
     return _is_rows(wanted) and _width(wanted) > 0
 
@@ -56,5 +63,6 @@ RULES = (
     Rule("linear", _is_rows, _linear),
     Rule("swiglu", _is_rows, _gated, uses=("linear",)),
     Rule("embedding", _is_rows, _embedding),
+    Rule("lookup", is_index, _lookup),
     Rule("linear", _has_tokens, _tied, uses=("embedding", "add")),
 )
