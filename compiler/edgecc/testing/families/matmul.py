@@ -37,10 +37,9 @@ def _gated(grow: Grower, wanted: Wanted) -> Expr:
 def _tied(grow: Grower, wanted: Wanted) -> Expr:
     """A table that is looked up in and multiplied by: tied embeddings."""
     hidden, vocab = grow.width(), _width(wanted)
-    other = grow(wanted.with_axis(wanted.rank - 1, hidden))
+    ids = grow(indices(vocab, *wanted.shape[:-1]))
     table = (grow.weight(vocab, hidden),)
-    x = apply("embedding", grow(indices(vocab, *wanted.shape[:-1])), weights=table)
-    return apply("linear", apply("add", x, other), weights=table)
+    return apply("linear", apply("embedding", ids, weights=table), weights=table)
 
 
 def _embedding(grow: Grower, wanted: Wanted) -> Expr:
@@ -64,5 +63,5 @@ RULES = (
     Rule("swiglu", _is_rows, _gated, uses=("linear",)),
     Rule("embedding", _is_rows, _embedding),
     Rule("lookup", is_index, _lookup),
-    Rule("linear", _has_tokens, _tied, uses=("embedding", "add")),
+    Rule("linear", _has_tokens, _tied, uses=("embedding",)),
 )
