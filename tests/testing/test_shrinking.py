@@ -49,7 +49,7 @@ SMALLEST = {
     "a chain of all": (modules(), lambda m: bool(read_by(m, "silu", "add")), 2),
     "a chain": (modules(ops=FEW), lambda m: bool(read_by(m, "linear", "rms_norm")), 2),
     "three ops": (
-        modules(ops=FEW),
+        modules(ops=["add", "mul", "sigmoid", "silu"]),
         lambda m: any(feeds("silu", mul) for mul in read_by(m, "mul", "sigmoid")),
         3,
     ),
