@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
-from edgecc.ir import Module
+from edgecc.ir import Module, Node
 from edgecc.testing import check_pass, modules
 from helpers.seeded_bugs import SwapsOperands
 
@@ -23,14 +23,16 @@ def nodes(module: Module) -> list:
     return [n for g in module.graphs.values() for n in g.nodes]
 
 
-def feeds(module: Module, first: str, second: str) -> bool:
-    """Whether an op reads the result of another."""
-    return any(
-        o.producer is not None and o.producer.op.name == first
-        for n in nodes(module)
-        if n.op.name == second
-        for o in n.operands
-    )
+def read_by(module: Module, first: str, second: str) -> list[Node]:
+    """Nodes of one op that a node of another op reads."""
+    readers = (n for n in nodes(module) if n.op.name == second)
+    read = (o.producer for n in readers for o in n.operands if o.producer is not None)
+    return [n for n in read if n.op.name == first]
+
+
+def feeds(first: str, node: Node) -> bool:
+    """Whether a node reads the result of an op."""
+    return any(o.producer is not None and o.producer.op.name == first for o in node.operands)
 
 
 def is_shared(module: Module) -> bool:
@@ -44,11 +46,11 @@ FEW = ["add", "linear", "mul", "rms_norm", "sigmoid", "silu", "slice"]
 
 SMALLEST = {
     "one op of all": (modules(), lambda m: any(n.op.name == "rms_norm" for n in nodes(m)), 1),
-    "a chain of all": (modules(), lambda m: feeds(m, "silu", "add"), 2),
-    "a chain": (modules(ops=FEW), lambda m: feeds(m, "linear", "rms_norm"), 2),
+    "a chain of all": (modules(), lambda m: bool(read_by(m, "silu", "add")), 2),
+    "a chain": (modules(ops=FEW), lambda m: bool(read_by(m, "linear", "rms_norm")), 2),
     "three ops": (
-        modules(ops=FEW),
-        lambda m: feeds(m, "silu", "mul") and feeds(m, "mul", "sigmoid"),
+        modules(ops=["add", "mul", "sigmoid", "silu"]),
+        lambda m: any(feeds("silu", mul) for mul in read_by(m, "mul", "sigmoid")),
         3,
     ),
     "sharing": (modules(ops=FEW), is_shared, 3),

@@ -44,21 +44,21 @@ class Emitter:
         self._builder.output(self(tree), name, Role.ACTIVATION)
 
     def return_caches(self) -> None:
-        """Return the first update of each cache input as an output that overwrites the input."""
-        inputs = {i.value: i for i in self._builder.graph.inputs if i.role is Role.KV_CACHE}
+        """Return the first update of each cache or state as an output that overwrites the input."""
+        inputs = {i.value: i for i in self._builder.graph.inputs}
         for node in self._builder.graph.nodes:
             for before, after in _updates(node):
                 found = inputs.pop(before, None)
                 if found is not None:
+                    found.role = Role.KV_CACHE if "cache" in node.op.name else Role.STATE
                     name = f"{found.name}.updated"
-                    self._builder.output(after, name, Role.KV_CACHE, alias=found.name)
+                    self._builder.output(after, name, found.role, alias=found.name)
 
     def _input(self, leaf: Leaf) -> Value:
         for symbol in sorted(symbols_of(leaf.wanted.shape)):
             self._module.symbols.setdefault(symbol, SYMBOLS[symbol])
         type = leaf.wanted.type
-        role = Role.KV_CACHE if type.rank == 4 else Role.ACTIVATION
-        return self._builder.input(leaf.name, type.dtype, type.shape, role)
+        return self._builder.input(leaf.name, type.dtype, type.shape, Role.ACTIVATION)
 
     def _apply(self, tree: Apply) -> Node:
         operands = [self(operand) for operand in tree.operands]
@@ -86,9 +86,13 @@ def _first(tree: Apply) -> Apply:
 
 
 def _updates(node: Node) -> list[tuple[Value, Value]]:
-    """Caches a node updates, before and after."""
-    if node.op.name == "cache_update":
-        return [(node.operands[0], node.result)]
-    if node.op.name == "cached_attention":
-        return list(zip(node.operands[3:5], node.results[1:], strict=True))
-    return []
+    """Caches and states a node updates, before and after."""
+    first = _CARRIED.get(node.op.name)
+    if first is None:
+        return []
+    after = node.results[-1:] if len(node.results) < 3 else node.results[1:]
+    return list(zip(node.operands[first : first + len(after)], after, strict=True))
+
+
+_CARRIED = {"cache_update": 0, "cached_attention": 3, "causal_conv1d": 1, "gated_delta_net": 5}
+"""The first operand that a last result replaces."""

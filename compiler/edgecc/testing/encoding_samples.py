@@ -16,7 +16,6 @@ import numpy as np
 from edgecc.ir.encodings import (
     FP8,
     NVFP4,
-    Array,
     Component,
     Dense,
     Encoding,
@@ -25,6 +24,7 @@ from edgecc.ir.encodings import (
     Int8Block,
     IntShape,
 )
+from edgecc.ir.encodings.base import Array
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Inline
 
@@ -33,10 +33,15 @@ ENCODINGS: Mapping[type[Encoding], tuple[Encoding, ...]] = {
         Dense(d) for d in (DType.F32, DType.BF16, DType.F16, DType.F64, DType.F8E4M3, DType.F8E5M2)
     ),
     NVFP4: (NVFP4(4), NVFP4(2), NVFP4(4, input_scale=True)),
-    Int8Block: (Int8Block(4), Int8Block(3), Int8Block(1)),
-    FP8: (FP8("tensor"), FP8("channel", scale_dtype=DType.BF16), FP8("block", (1, 3))),
+    FP8: (
+        FP8("tensor"),
+        FP8("channel", scale_dtype=DType.BF16),
+        FP8("block", (2, 2)),
+        FP8("tensor", input_scale=True),
+    ),
     Int8: (Int8(), Int8(DType.BF16)),
-    Int4: (Int4(4), Int4(2)),
+    Int4: (Int4(4), Int4(1)),
+    Int8Block: (Int8Block(4), Int8Block(3), Int8Block(1)),
 }
 """Small blocks, so that small matrices have several."""
 

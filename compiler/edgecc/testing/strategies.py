@@ -18,6 +18,7 @@ from edgecc.ir.ops import (
     norm,
     sampling,
     shape,
+    state,
 )
 from edgecc.ir.types import DType, Shape, TensorType, sym
 from edgecc.testing.emit import Emitter
@@ -60,6 +61,7 @@ THEMES: tuple[frozenset[str], ...] = tuple(
     for families in (
         (elementwise, norm, matmul),
         (attention, matmul, shape),
+        (state, norm, matmul),
         (shape, elementwise),
         (sampling, matmul, shape),
     )

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 from hypothesis import strategies as st
 
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import NVFP4, Dense, Encoding, IntShape
 from edgecc.ir.quantize import target_encoding
+from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import DType
-from edgecc.ir.weights import Alias, Param, Unbound, Weight
+from edgecc.ir.weights import Alias, Inline, Param, Unbound, Weight
 from edgecc.testing.encoding_samples import encodings_of, random_weight
 
 SEEDS = st.sampled_from((0, 0, 1, 2))
@@ -30,6 +32,16 @@ class Bytes:
     shape: IntShape
     encoding: Encoding
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A table of i64 numbers below a bound; with `offsets`, made from distances to row numbers."""
+
+    shape: IntShape
+    below: int
+    seed: int = 0
+    offsets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class Missing:
     role: str
 
 
-WeightTree: TypeAlias = Bytes | AnotherName | Made | Missing
+WeightTree: TypeAlias = Bytes | Ids | AnotherName | Made | Missing
 
 
 def add_weight(module: Module, tree: WeightTree) -> str:
@@ -65,13 +77,15 @@ def add_weight(module: Module, tree: WeightTree) -> str:
     if isinstance(tree, Bytes):
         source = random_weight(tree.encoding, tree.shape, tree.seed)
         return table.add(_label(tree), Weight(tree.shape, tree.encoding, source))
+    if isinstance(tree, Ids):
+        return _add_ids(module, tree)
     if isinstance(tree, AnotherName):
         target = add_weight(module, tree.of)
         weight = table[target]
         return table.add(f"{target}.alias", Weight(weight.shape, weight.encoding, Alias(target)))
     if isinstance(tree, Made):
         inputs = tuple(add_weight(module, i) for i in tree.inputs)
-        named = [*inputs, *(str(value) for _, value in tree.params)]
+        named = [*inputs, *(_plain(str(value)) for _, value in tree.params)]
         return table.derive(
             f"{tree.recipe}.{'.'.join(named)}", tree.recipe, inputs, **dict(tree.params)
         )
@@ -80,9 +94,28 @@ def add_weight(module: Module, tree: WeightTree) -> str:
     return table.add(f"{tree.role}.{shape}", weight)
 
 
+def _plain(text: str) -> str:
+    """Text that needs no quotes in a symbol."""
+    return "".join(c if c.isalnum() or c == "." else "-" for c in text).strip("-")
+
+
+def _add_ids(module: Module, tree: Ids) -> str:
+    rng = np.random.default_rng([tree.seed, tree.below, *tree.shape])
+    ids = rng.integers(0, tree.below, tree.shape)
+    if tree.offsets:
+        ids -= np.arange(len(ids))
+    kind = "offsets" if tree.offsets else "ids"
+    symbol = f"{kind}{tree.seed}.{'x'.join(map(str, tree.shape))}.below{tree.below}"
+    source = Inline((("weight", ids.astype(np.int64).tobytes()),))
+    module.weights.add(symbol, Weight(tree.shape, Dense(DType.I64), source))
+    if not tree.offsets:
+        return symbol
+    return module.weights.derive(f"offsets_to_ids.{symbol}", "offsets_to_ids", (symbol,))
+
+
 def _label(tree: Bytes) -> str:
     """`w0.8x4.nvfp4-4`."""
-    kind = "".join(c if c.isalnum() else "-" for c in str(tree.encoding)).strip("-")
+    kind = _plain(str(tree.encoding))
     kind = kind.removeprefix("dense-").replace("block-", "").replace("--", "-")
     return f"w{tree.seed}.{'x'.join(map(str, tree.shape))}.{kind}"
 
@@ -106,31 +139,22 @@ def weight_trees(
     own = st.builds(Bytes, st.just(shape), st.sampled_from(held), SEEDS)
     options: list[st.SearchStrategy[WeightTree]] = [own, own, st.builds(AnotherName, own)]
     options.append(own.map(lambda of: Made("dequantize", (of,))))
+    dense = tuple(e for e in held if isinstance(e, Dense)) or (Dense(DType.F32),)
+    plain = st.builds(Bytes, st.just(shape), st.sampled_from(dense), SEEDS)
+    options.append(plain.map(lambda of: Made("add_one", (of,))))
     if len(shape) == 2:
         options.append(_stacked(shape, held))
+        rounded = tuple(str(e) for e in held if _can_round(e))
+        if rounded and 0 not in shape:
+            options.append(st.builds(_quantized, plain, st.sampled_from(rounded)))
         packed = [e for e in held if isinstance(e, NVFP4)]
         if packed:
             nvfp4 = st.builds(Bytes, st.just(shape), st.sampled_from(packed), SEEDS)
             options.append(nvfp4.map(lambda of: Made("int8_codes", (of,))))
-        if goals := tuple(str(e) for e in held if _can_be_rounded_to(e)):
-            dense = st.builds(Bytes, st.just(shape), st.just(Dense(DType.BF16)), SEEDS)
-            options.append(st.builds(_rounded, dense, st.sampled_from(goals)))
         if unbound:
             role = st.sampled_from(["lm_head", "embed_tokens"])
             options.append(st.builds(Missing, st.just(shape), role))
     return st.one_of(options)
-
-
-def _rounded(of: Bytes, encoding: str) -> WeightTree:
-    return Made("quantize", (of,), (("encoding", encoding),))
-
-
-def _can_be_rounded_to(encoding: Encoding) -> bool:
-    try:
-        target_encoding(str(encoding))
-    except ValueError:
-        return False
-    return True
 
 
 def _stacked(shape: IntShape, encodings: Sequence[Encoding]) -> st.SearchStrategy[WeightTree]:
@@ -138,12 +162,38 @@ def _stacked(shape: IntShape, encodings: Sequence[Encoding]) -> st.SearchStrateg
     rows, columns = shape
 
     def stack(cut: int, encoding: Encoding, first: int, second: int) -> WeightTree:
-        cut -= cut % encoding.row_group(shape)  # rows that are stored together stay together
+        if not _can_stack(encoding, (cut, rows - cut), columns):
+            encoding = Dense(DType.F32)
         above = Bytes((cut, columns), encoding, first)
         return Made("concat_rows", (above, Bytes((rows - cut, columns), encoding, second)))
 
     seed = st.integers(0, 1)
     return st.builds(stack, st.integers(0, rows), st.sampled_from(encodings), seed, seed)
+
+
+def _can_stack(encoding: Encoding, rows: Sequence[int], columns: int) -> bool:
+    """Whether weights of an encoding can be put under each other."""
+    try:
+        parts = [Weight((count, columns), encoding, Inline(())) for count in rows]
+        for part in parts:
+            encoding.components(part.shape)
+        RECIPES["concat_rows"].check(parts, {})
+    except ValueError:
+        return False
+    return True
+
+
+def _can_round(encoding: Encoding) -> bool:
+    """Whether the recipe `quantize` makes this encoding."""
+    try:
+        target_encoding(str(encoding))
+    except ValueError:
+        return False
+    return True
+
+
+def _quantized(of: WeightTree, encoding: str) -> WeightTree:
+    return Made("quantize", (of,), (("encoding", encoding),))
 
 
 def rotary_tables(length: int, dim: int) -> tuple[WeightTree, WeightTree]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.types import Dim, sym, symbols_of
 from edgecc.testing.expressions import Apply, Expr, Leaf, Wanted, floats, indices, most
 from edgecc.testing.families.norm import last_axis
@@ -157,9 +157,20 @@ def _fused_cache(grow: Grower, wanted: Wanted) -> Expr:
     return sizes.grow(grow, index)
 
 
+def _split_heads(grow: Grower, wanted: Wanted) -> Expr:
+    width = last_axis(wanted)
+    heads = grow.pick(*(h for h in (1, 2, 4) if width % h == 0))
+    before = [width // heads] * grow.number(0, 1)
+    sizes = (*before, width // heads, *([1] * grow.number(0, 1)))
+    x = grow(wanted.with_axis(wanted.rank - 1, heads * sum(sizes)))
+    attrs = SplitHeadsAttributes(heads, sizes)
+    return Apply("split_heads", (x,), attrs=attrs, index=len(before))
+
+
 _LAYER = ("linear", "position_ids", "rope", "cache_update", "advance")
 
 RULES = (
+    Rule("split_heads", lambda w: is_float(w) and last_axis(w) > 0, _split_heads),
     Rule("rope", _is_rotatable, _rope),
     Rule("cache_update", _cache_fits, _cache_update),
     Rule("attention", _is_heads, _attention, uses=("advance",)),

@@ -21,13 +21,15 @@ def _binary(op: str) -> Grow:
 
 
 def _cast(grow: Grower, wanted: Wanted) -> Expr:
-    """Rounded to 16 bits and back: other ops are drawn in f32."""
-    narrow = CastAttributes(grow.pick("bf16", "f16"))
-    return apply("cast", apply("cast", grow(wanted), attrs=narrow), attrs=CastAttributes("f32"))
+    """Rounded to another type and back."""
+    x = grow(wanted)
+    for dtype in (grow.pick("bf16", "f16", "f32", "f64"), "f32"):
+        x = apply("cast", x, attrs=CastAttributes(dtype))
+    return x
 
 
 RULES = (
-    Rule("cast", is_float, _cast),
     *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid")),
     *(Rule(op, is_float, _binary(op)) for op in ("add", "mul", "swiglu")),
+    Rule("cast", is_float, _cast),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgecc.testing.expressions import Expr, Wanted, indices
-from edgecc.testing.rules import Grower, Rule, apply, is_float
+from edgecc.testing.rules import Grower, Rule, apply, is_float, is_index
+from edgecc.testing.weight_trees import Ids
 
 
 def _is_rows(wanted: Wanted) -> bool:
@@ -36,16 +37,21 @@ def _gated(grow: Grower, wanted: Wanted) -> Expr:
 def _tied(grow: Grower, wanted: Wanted) -> Expr:
     """A table that is looked up in and multiplied by: tied embeddings."""
     hidden, vocab = grow.width(), _width(wanted)
-    other = grow(wanted.with_axis(wanted.rank - 1, hidden))
+    ids = grow(indices(vocab, *wanted.shape[:-1]))
     table = (grow.weight(vocab, hidden),)
-    x = apply("embedding", grow(indices(vocab, *wanted.shape[:-1])), weights=table)
-    return apply("linear", apply("add", x, other), weights=table)
+    return apply("linear", apply("embedding", ids, weights=table), weights=table)
 
 
 def _embedding(grow: Grower, wanted: Wanted) -> Expr:
     vocab = grow.pick(2, 5, 11)
     table = grow.weight(vocab, _width(wanted))
     return apply("embedding", grow(indices(vocab, *wanted.shape[:-1])), weights=(table,))
+
+
+def _lookup(grow: Grower, wanted: Wanted) -> Expr:
+    vocab = grow.pick(2, 5, 11)
+    table = Ids((vocab,), wanted.below, grow.number(0, 1), offsets=grow.pick(False, True))
+    return apply("lookup", grow(indices(vocab, *wanted.shape)), weights=(table,))
 
 
 def _has_tokens(wanted: Wanted) -> bool:
@@ -56,5 +62,6 @@ RULES = (
     Rule("linear", _is_rows, _linear),
     Rule("swiglu", _is_rows, _gated, uses=("linear",)),
     Rule("embedding", _is_rows, _embedding),
-    Rule("linear", _has_tokens, _tied, uses=("embedding", "add")),
+    Rule("lookup", is_index, _lookup),
+    Rule("linear", _has_tokens, _tied, uses=("embedding",)),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgecc.ir.ops.norm import RmsNormAttributes
-from edgecc.testing.expressions import Expr, Wanted
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.testing.expressions import Apply, Expr, Wanted
 from edgecc.testing.rules import Grower, Rule, apply, is_float
 from edgecc.testing.weight_trees import WeightTree
 
@@ -40,7 +40,14 @@ def _residual(grow: Grower, wanted: Wanted) -> Expr:
     return apply("add", y, apply("rms_norm", y, weights=weights, attrs=attrs))
 
 
+def _fused(grow: Grower, wanted: Wanted) -> Expr:
+    a, b, weights = grow(wanted), grow(wanted), (grow.weight(last_axis(wanted)),)
+    index = grow.pick(0, 1)
+    return Apply("add_rms_norm", (a, b), weights, AddRmsNormAttributes(1e-5), index)
+
+
 RULES = (
+    Rule("add_rms_norm", _has_width, _fused),
     Rule("rms_norm", _has_width, _rms_norm),
     Rule("add", _has_width, _residual, uses=("rms_norm",)),
 )
