@@ -236,6 +236,7 @@ _RULES: Mapping[str, _Rule] = {
     "call": _call,
     "concat": _moves,
     "embedding": _embedding,
+    "lookup": _embedding,
     "markov_chain": _markov_chain,
     "pad": _moves,
     "position_ids": _position_ids,
