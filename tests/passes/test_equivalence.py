@@ -190,11 +190,12 @@ def test_not_a_number_equals_itself_only() -> None:
         return module
 
     for tolerance in (0.0, 1e-3):
-        same = compare_modules(made(np.nan), made(np.nan), tolerance=tolerance)
-        assert same.difference is None
-        for other in (np.inf, 1.0):
-            found = compare_modules(made(np.nan), made(other), tolerance=tolerance).difference
-            assert found is not None
+        for value in (np.nan, np.inf):
+            same = compare_modules(made(value), made(value), tolerance=tolerance)
+            assert same.difference is None
+            for values in ((value, 1.0), (1.0, value)):
+                found = compare_modules(*map(made, values), tolerance=tolerance).difference
+                assert found is not None
 
 
 def test_a_chain_evaluates_every_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
