@@ -36,7 +36,7 @@ demo: $(DEMO)/.installed ## compile the small pair in tests/data and generate wi
 	$(DEMO)/bin/edgecc run $(BUNDLE) --prompt "def fibonacci(n):" --max-new-tokens 64 --stats
 
 test: $(DEV)/.installed ## run the test suite (ARGS="-m slow" and the like go to pytest)
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n auto $(ARGS)
 
 check: $(DEV)/.installed ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .

@@ -1,4 +1,9 @@
-"""Layers with a recurrent state: short causal convolution, and the Gated DeltaNet."""
+"""Layers with a recurrent state: short causal convolution, and the Gated DeltaNet.
+
+The delta rule is not walked row by row here: the updates of a chunk of rows are the solution of one
+triangular system, as in "Parallelizing Linear Transformers with the Delta Rule" (arXiv 2406.06484),
+with the decays of Gated Delta Networks (arXiv 2412.06464).
+"""
 
 from __future__ import annotations
 
@@ -10,53 +15,91 @@ from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.ir.ops import Attributes
-from edgecc.ir.ops.state import L2_EPSILON, GatedDeltaNetAttributes
+from edgecc.ir.ops.state import GatedDeltaNetAttributes
+
+CHUNK = 64
+"""Rows solved at once: the system is of this size."""
 
 
-def causal_conv1d(call: Call[Attributes]) -> tuple[Tensor, Tensor]:
-    """`conv1d` with one group a channel, over the rows behind those of the state."""
+def causal_conv1d(call: Call[Attributes]) -> tuple[Tensor, ...]:
+    """`torch.nn.functional.conv1d` with one group per channel, the state in front of the rows."""
     x, state = call.operands
-    (weight,) = (w.dense() for w in call.weights)
-    window = torch.cat((state, x.transpose(1, 2)), dim=2)
-    if x.shape[1] == 0:
+    if not x.shape[1]:
         return x, state
-    y = functional.conv1d(window, weight, groups=x.shape[2])
-    return y.transpose(1, 2), window[:, :, x.shape[1] :]
+    window = torch.cat((state, x.transpose(1, 2)), dim=-1)  # [b, C, K-1 + t]
+    weight = call.weights[0].dense()
+    y = functional.conv1d(window, weight, groups=weight.shape[0])
+    return y.transpose(1, 2), window[..., x.shape[1] :]
 
 
 def normalized(x: Tensor) -> Tensor:
     """`x / sqrt(sum(x^2) + 1e-6)` over the last axis."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPSILON)
+    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + 1e-6)
 
 
-def gated_delta_net(call: Call[GatedDeltaNetAttributes]) -> tuple[Tensor, Tensor]:
-    """The recurrence, row by row, all sequences and heads at once.
+def delta_chunk(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule over a chunk of rows at once.
 
-    With k and q as columns, `S' = exp(g) S` becomes `S' + k (beta (v - k^T S'))`, and the output is
-    `q^T` times that.
+    With `c_t` the sum of log decays up to row t, the state after it is
+    `S_t = exp(c_t) S_0 + sum_{i<=t} exp(c_t - c_i) k_i u_i^T`. Put into
+    `u_t = beta_t (v_t - S'_t^T k_t)` with `S'_t = exp(g_t) S_{t-1}`, that is a unit lower
+    triangular system for all updates u.
+
+    Args:
+        state: `[b, h, Dk, Dv]` before the first row.
+        q: `[b, h, n, Dk]`, normalized and scaled.
+        k: `[b, h, n, Dk]`, normalized.
+        v: `[b, h, n, Dv]`.
+        log_decay: `[b, h, n]`, not positive.
+        beta: `[b, h, n]`.
+
+    Returns:
+        Results `[b, h, n, Dv]` and the state after the last row.
     """
-    q, k, v, a, b, state = call.operands
-    rate, bias = (w.dense() for w in call.weights)
-    heads, repeat = call.attrs.value_heads, call.attrs.value_heads // call.attrs.key_heads
-    key_dim, value_dim = state.shape[2:]
-    queries, keys = (
-        normalized(torch.unflatten(x, -1, (-1, key_dim))).repeat_interleave(repeat, dim=2)
+    total = log_decay.cumsum(dim=-1)
+    between = total.unsqueeze(-1) - total.unsqueeze(-2)
+    later = torch.ones_like(between, dtype=torch.bool).triu(1)
+    decay = between.masked_fill(later, -torch.inf).exp()  # [b, h, n, n], 0 for rows to come
+    carried = total.exp().unsqueeze(-1)
+    write = beta.unsqueeze(-1)
+    system = (write * decay * (k @ k.mT)).tril(-1)
+    right = write * (v - carried * (k @ state))
+    update = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    out = carried * (q @ state) + (decay * (q @ k.mT)) @ update
+    left = (total[..., -1:] - total).exp().unsqueeze(-1)  # decay from each row to the last
+    after = total[..., -1, None, None].exp() * state + (left * k).mT @ update
+    return out, after
+
+
+def gated_delta_net(call: Call[GatedDeltaNetAttributes]) -> tuple[Tensor, ...]:
+    """Chunk by chunk, see `delta_chunk`; in float32 at least, half precision has no solver."""
+    attrs = call.attrs
+    dtype = torch.promote_types(call.operands[0].dtype, torch.float32)
+    q, k, v, a, b, state = (x.to(dtype) for x in call.operands)
+    rate, bias = (weight.dense().to(dtype) for weight in call.weights)
+    repeat = attrs.value_heads // attrs.key_heads
+    q, k = (
+        normalized(
+            torch.unflatten(x, -1, (attrs.key_heads, state.shape[2])).transpose(1, 2)
+        ).repeat_interleave(repeat, dim=1)  # [b, Hv, t, Dk]
         for x in (q, k)
     )
-    queries = queries * key_dim**-0.5
-    values = torch.unflatten(v, -1, (heads, value_dim))
-    decay = torch.exp(-torch.exp(rate) * functional.softplus(a + bias))[..., None, None]
-    beta = torch.sigmoid(b)[..., None, None]
-    rows = []
-    for t in range(v.shape[1]):
-        state = state * decay[:, t]
-        key = keys[:, t, :, None, :]
-        wrong = values[:, t, :, None, :] - key @ state
-        state = state + key.mT @ (beta[:, t] * wrong)
-        rows.append(queries[:, t, :, None, :] @ state)
-    if not rows:
-        return v, state
-    return torch.stack(rows, dim=1).flatten(2), state
+    rows = (
+        q * state.shape[2] ** -0.5,
+        k,
+        torch.unflatten(v, -1, (attrs.value_heads, state.shape[3])).transpose(1, 2),
+        (-rate.exp() * functional.softplus(a + bias)).transpose(1, 2),
+        b.sigmoid().transpose(1, 2),
+    )
+    pieces = [v.new_empty(v.shape[0], attrs.value_heads, 0, state.shape[3])]
+    for first in range(0, v.shape[1], CHUNK):
+        out, state = delta_chunk(state, *(x[:, :, first : first + CHUNK] for x in rows))
+        pieces.append(out)
+    result = torch.cat(pieces, dim=2).transpose(1, 2).flatten(-2)
+    like = call.operands[0].dtype
+    return result.to(like), state.to(like)
 
 
 KERNELS: Mapping[str, Kernel] = {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgecc.backends.runtime import Generation, Generator, load
     from edgecc.driver import CompileOptions, compile, lift
     from edgecc.errors import EdgeccError
+    from edgecc.ir_source import read_ir
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _LAZY = {
     "compile": "edgecc.driver",
     "lift": "edgecc.driver",
     "load": "edgecc.backends.runtime",
+    "read_ir": "edgecc.ir_source",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "compile",
     "lift",
     "load",
+    "read_ir",
 ]
 
 

@@ -46,6 +46,18 @@ def attach_checkpoints(
         module.weights.readers[role] = Checkpoint.open(path, role=role)
 
 
+def read_ir(path: str | Path) -> Module:
+    """A module from a file of IR text, with the checkpoints it names open.
+
+    Raises:
+        InputError: The file is missing or not IR, or a checkpoint is missing or damaged.
+    """
+    path = Path(path)
+    module = read_module(path)
+    attach_checkpoints(module, near=path.parent)
+    return module
+
+
 def is_ir_text(path: Path) -> bool:
     """Whether a path means IR text and not the folder of a checkpoint."""
     return path.suffix == SUFFIX and not path.is_dir()

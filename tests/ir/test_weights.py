@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.errors import InternalError, LegalizeError
+from edgecc.errors import InputError, InternalError, LegalizeError
 from edgecc.ir import (
     NVFP4,
     Alias,
@@ -205,9 +205,10 @@ def test_reading_stored_weights():
 
 def test_reading_without_a_reader():
     found = table(w=Weight((2,), F32, Stored("gone", (StoredPart("weight", "f", "k"),))))
-    with pytest.raises(InternalError, match="no reader of checkpoint gone") as caught:
+    with pytest.raises(InputError, match="checkpoint 'gone', which is not open") as caught:
         found.read("w")
     assert caught.value.id == "ir/no-reader"
+    assert "read_ir" in caught.value.diagnostics[0].help
 
 
 @pytest.mark.parametrize("method", ["read", "dense", "digest"])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from edgecc.ir import Module
-from edgecc.testing import modules
+from edgecc.testing import check_pass, modules
+from helpers.seeded_bugs import SwapsOperands
 
 SHRINK = settings(
     max_examples=1000,
@@ -33,27 +34,43 @@ def feeds(module: Module, first: str, second: str) -> bool:
 
 
 def is_shared(module: Module) -> bool:
-    """Whether the result of a layer is read by two kinds of ops."""
+    """Whether one result is read by two kinds of ops."""
     return any(
-        len({user.op.name for r in n.results for user in r.users()}) > 1
-        for n in nodes(module)
-        if n.op.name == "linear"
+        len({user.op.name for r in n.results for user in r.users()}) > 1 for n in nodes(module)
     )
 
 
+FEW = ["add", "linear", "mul", "rms_norm", "sigmoid", "silu", "slice"]
+
 SMALLEST = {
-    "one op": (lambda m: any(n.op.name == "rms_norm" for n in nodes(m)), 1),
-    "a chain": (lambda m: feeds(m, "silu", "add"), 2),
-    "a chain with a weight": (lambda m: feeds(m, "linear", "rms_norm"), 2),
-    "three ops": (lambda m: feeds(m, "slice", "mul") and feeds(m, "mul", "sigmoid"), 3),
-    "sharing": (is_shared, 3),
+    "one op of all": (modules(), lambda m: any(n.op.name == "rms_norm" for n in nodes(m)), 1),
+    "a chain of all": (modules(), lambda m: feeds(m, "silu", "add"), 2),
+    "a chain": (modules(ops=FEW), lambda m: feeds(m, "linear", "rms_norm"), 2),
+    "three ops": (
+        modules(ops=FEW),
+        lambda m: feeds(m, "silu", "mul") and feeds(m, "mul", "sigmoid"),
+        3,
+    ),
+    "sharing": (modules(ops=FEW), is_shared, 3),
 }
 
 
 @pytest.mark.parametrize("what", SMALLEST)
 def test_smallest_graph(what):
-    fails, size = SMALLEST[what]
-    module = find(modules(), fails, settings=SHRINK)
+    drawn, fails, size = SMALLEST[what]
+    module = find(drawn, fails, settings=SHRINK)
     assert len(nodes(module)) == size
     assert len(module.graphs) == 1
     assert sum(len(g.outputs) for g in module.graphs.values()) <= 2
+
+
+def test_a_mistake_in_a_pass_shrinks_to_the_op_it_is_about():
+    def caught(module: Module) -> bool:
+        try:
+            check_pass(SwapsOperands(), module)
+        except AssertionError:
+            return True
+        return False
+
+    module = find(modules(ops=["swiglu", "silu", "linear"]), caught, settings=SHRINK)
+    assert [n.op.name for n in nodes(module)] == ["swiglu"]

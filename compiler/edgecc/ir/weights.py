@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from edgecc.errors import InternalError, LegalizeError
+from edgecc.errors import InputError, InternalError, LegalizeError
 from edgecc.ir.encodings import Array, Component, Encoding, IntShape
 
 Parts: TypeAlias = dict[str, Array]
@@ -230,7 +230,13 @@ class WeightTable(Mapping[str, Weight]):
         start, stop = _whole_groups(weight, start, stop)
         if isinstance(source, Stored):
             if source.checkpoint not in self.readers:
-                raise InternalError("ir/no-reader", f"no reader of checkpoint {source.checkpoint}")
+                raise InputError(
+                    "ir/no-reader",
+                    f"weight @{symbol} is in checkpoint {source.checkpoint!r}, which is not open",
+                    where=str(source),
+                    help="read IR text with edgecc.read_ir(file), which opens the checkpoints it "
+                    "names, or open them with edgecc.ir_source.attach_checkpoints(module)",
+                )
             reader = self.readers[source.checkpoint]
             return {
                 p.component: _stored(reader, p.key, components[p.component], start, stop)

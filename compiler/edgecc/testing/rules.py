@@ -127,9 +127,11 @@ class Budget:
         """
         key = wanted, depth, root
         if key not in self._expressions:
-            options: list[Rule | None] = [r for r in self.rules if depth > 0 and r.fits(wanted)]
-            inputs = 1 if root else 1 + len(options) // 2
-            choice = st.sampled_from([None] * inputs + options)
+            options: list[Rule | None] = [r for r in self.rules if r.fits(wanted)]
+            # The choices are the same ones in the same places at the root and below, down to the
+            # last depth, so that subtrees can move up when they are shrunk.
+            more = [None] * (0 if root else len(options) // 2)
+            choice = st.sampled_from([None, *options, *more])
             self._expressions[key] = _grown(self, choice, wanted, depth)
         return self._expressions[key]
 
@@ -143,7 +145,7 @@ def _grown(
     depth: int,
 ) -> Expr:
     rule = draw(choice)
-    if rule is None:
+    if rule is None or depth == 0:
         return input_of(wanted, draw(_NUMBERS))
     return rule.grow(Grower(draw, budget, depth), wanted)
 

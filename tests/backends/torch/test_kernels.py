@@ -173,10 +173,10 @@ def causal_conv1d(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(x, state, weights=[dense(values(rng, 3, 1, taps))])
 
 
-def gated_delta_net(rng: np.random.Generator, n: Sizes) -> Case:
-    heads = n.kv_heads * n.group
-    operands = [values(rng, n.b, n.s, 3 * n.kv_heads) for _ in "qk"]
-    operands += [values(rng, n.b, n.s, width * heads) for width in (2, 1, 1)]
+def gated_delta_net(rng: np.random.Generator, n: Sizes, rows: int | None = None) -> Case:
+    heads, rows = n.kv_heads * n.group, n.s if rows is None else rows
+    operands = [values(rng, n.b, rows, 3 * n.kv_heads) for _ in "qk"]
+    operands += [values(rng, n.b, rows, width * heads) for width in (2, 1, 1)]
     operands.append(values(rng, n.b, heads, 3, 2))
     gates = [dense(values(rng, heads)) for _ in range(2)]
     attrs = GatedDeltaNetAttributes(n.kv_heads, heads)
@@ -255,6 +255,19 @@ def test_attention_reads_only_valid_rows(causal, garbage, device):
     for rows in operands[1:3]:
         rows[0, :, 3:] = garbage
     assert_same_bits(run_op("attention", operands, attrs=attrs, evaluator=run), expected)
+
+
+@on_devices
+@pytest.mark.parametrize("rows", [63, 64, 65, 150])
+def test_chunks_of_the_delta_rule_give_the_rows_of_the_walk(rows, device):
+    case = gated_delta_net(np.random.default_rng(7), Sizes(2, 0, 2, 2, True), rows)
+    options = {"weights": case.weights, "attrs": case.attrs, "dtype": np.float64}
+    found, expected = (
+        run_op("gated_delta_net", case.operands, **options, **more)
+        for more in ({"evaluator": oracle(device)}, {})
+    )
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-12 * np.abs(want).max())
 
 
 @on_devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.testing.expressions import Expr, Wanted
 from edgecc.testing.rules import Grower, Rule, apply, is_float
+from edgecc.testing.weight_trees import WeightTree
 
 
 def last_axis(wanted: Wanted) -> int:
@@ -17,25 +18,29 @@ def _has_width(wanted: Wanted) -> bool:
     return is_float(wanted) and last_axis(wanted) > 0
 
 
-def _rms_norm(grow: Grower, wanted: Wanted) -> Expr:
-    return _norm_of(grow, wanted, grow(wanted))
-
-
-def _norm_of(grow: Grower, wanted: Wanted, x: Expr) -> Expr:
+def _norm(grow: Grower, wanted: Wanted) -> tuple[tuple[WeightTree, ...], RmsNormAttributes]:
+    """Weight and attributes."""
     width = last_axis(wanted)
     groups = grow.pick(*(g for g in (1, 2, 4) if width % g == 0))
-    attrs = RmsNormAttributes(1e-5, groups)
-    return apply("rms_norm", x, weights=(grow.weight(width // groups),), attrs=attrs)
+    return (grow.weight(width // groups),), RmsNormAttributes(1e-5, groups)
+
+
+def _rms_norm(grow: Grower, wanted: Wanted) -> Expr:
+    x, (weights, attrs) = grow(wanted), _norm(grow, wanted)
+    return apply("rms_norm", x, weights=weights, attrs=attrs)
 
 
 def _residual(grow: Grower, wanted: Wanted) -> Expr:
-    """`y = a + b` and `y + f(norm(y))`, as decoder layers have it."""
-    y = apply("add", grow(wanted), grow(wanted))
-    normed = _norm_of(grow, wanted, y)
-    return apply("add", y, normed if grow.pick(True, False) else apply("silu", normed))
+    """`y = a + b` and `y + norm(y)`: a sum that is normed and read elsewhere as well.
+
+    Draws what `_rms_norm` draws, then more: that is how it shrinks to it.
+    """
+    a, (weights, attrs), b = grow(wanted), _norm(grow, wanted), grow(wanted)
+    y = apply("add", a, b)
+    return apply("add", y, apply("rms_norm", y, weights=weights, attrs=attrs))
 
 
 RULES = (
     Rule("rms_norm", _has_width, _rms_norm),
-    Rule("add", _has_width, _residual, uses=("rms_norm", "silu")),
+    Rule("add", _has_width, _residual, uses=("rms_norm",)),
 )
