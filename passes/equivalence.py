@@ -30,6 +30,9 @@ from edgecc.ir.weights import Parts, Unbound
 CACHE_ROWS = 48
 """Rows of caches during a comparison: room for the few rows of random inputs at either end."""
 
+SHAPES_ONLY = frozenset({"advance", "position_ids", "tail"})
+"""Ops that look at the values of their first operand only, and at the shape of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -226,6 +229,8 @@ class _Reasons:
 
     def _node(self, node: Node, known: Mapping[Value, str]) -> list[str]:
         operands = [known[o] for o in node.operands]
+        if node.op.name in SHAPES_ONLY:  # a missing weight leaves them without a shape as well
+            operands[1:] = [r for r in operands[1:] if r.startswith("@")]
         if node.op.name == "call":
             callee = self.module.graphs[str(getattr(node.attrs, "callee", ""))]
             # Evaluated as a whole: one missing weight leaves it without any result.
@@ -251,8 +256,10 @@ class _Reasons:
 
 def _chooses(node: Node) -> bool:
     """Whether a node makes integers out of floats: the smallest change of them may matter."""
-    return any(o.type.dtype.is_float for o in node.operands) and any(
-        not r.type.dtype.is_float for r in node.results
+    return (
+        node.op.name not in SHAPES_ONLY
+        and any(o.type.dtype.is_float for o in node.operands)
+        and any(not r.type.dtype.is_float for r in node.results)
     )
 
 

@@ -9,30 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.ir import NVFP4, Dense, DType, Encoding, Int8Block, Module, Stored, StoredPart, Weight
+from edgecc.ir import Dense, DType, Encoding, Inline, Module, Stored, StoredPart, Weight
+from edgecc.ir.encodings import parse_encoding
 from edgecc.ir.ops.base import WeightView
 from edgecc.ir.ops.matmul import product
 from edgecc.ir.random_weights import random_parts
 from edgecc.ir.sampled_weights import TILE_ROWS, SampledWeights
 from helpers.weights import MemoryReader, dense, packed, store
 
+DENSE = ("f32", "bf16", "f16", "f8e4m3", "f8e8m0", "i8", "u8", "bool")
 ENCODINGS = (
-    Dense(DType.F32),
-    Dense(DType.BF16),
-    Dense(DType.F16),
-    Dense(DType.F8E4M3),
-    Dense(DType.F8E8M0),
-    Dense(DType.I8),
-    Dense(DType.U8),
-    Dense(DType.BOOL),
-    NVFP4(16),
-    NVFP4(16, input_scale=True),
-    Int8Block(16),
+    *(Dense(DType(name)) for name in DENSE),
+    *map(
+        parse_encoding,
+        (
+            "nvfp4<block=16>",
+            "nvfp4<block=16, input_scale>",
+            "int8_block<block=16>",
+            "int8<channel>",
+            "int4<group=16>",
+            "fp8<tensor>",
+            "fp8<channel>",
+            "fp8<block=4x16>",
+        ),
+    ),
 )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
-@pytest.mark.parametrize("shape", [(40, 64), (3, 16)])
+@pytest.mark.parametrize("shape", [(40, 64), (4, 16)])
 def test_random_parts_are_valid_and_sane(encoding: Encoding, shape: tuple[int, int]) -> None:
     parts = random_parts(np.random.default_rng(0), shape, encoding)
     components = encoding.components(shape)
@@ -125,6 +130,48 @@ def test_stacked_rows_have_the_bits_they_have_alone() -> None:
     alone = [product(x, WeightView(sampled, s, np.dtype(np.float64))) for s in (a, b)]
     together = product(x, WeightView(sampled, stack, np.dtype(np.float64)))
     assert together.tobytes() == np.concatenate(alone, axis=1).tobytes()
+
+
+@pytest.mark.parametrize("text", ["fp8<block=4x16>", "int4<group=16>", "fp8<channel>"])
+def test_rows_that_are_stored_together_repeat_together(text: str) -> None:
+    module = Module("m")
+    encoding = parse_encoding(text)
+    shape = (102, 32) if text.startswith("int4") else (101, 32)
+    parts = random_parts(np.random.default_rng(0), shape, encoding)
+    data = tuple((n, a.tobytes()) for n, a in parts.items())
+    store(module, "target", "w", Weight(shape, encoding, Inline(data)))
+    assert SampledWeights(module.weights).dense("w").shape == shape
+    np.testing.assert_array_equal(
+        SampledWeights(module.weights).dense("w"), encoding.dequantize(parts)[: shape[0]]
+    )
+    table = SampledWeights(module.weights, limit=64)
+    values = table.dense("w")
+    assert values.shape == shape
+    ((start, stop, block),) = WeightView(table, "w", np.dtype(np.float64)).blocks()
+    assert (start, stop) == (0, shape[0])
+    assert TILE_ROWS <= len(block) < shape[0]
+    np.testing.assert_array_equal(np.resize(block, shape), values)
+    np.testing.assert_array_equal(table.dense("w", 40, 50), values[40:50])
+
+
+def test_tables_of_ids_are_read() -> None:
+    module = Module("m")
+    store(module, "draft", "d2t", dense(np.arange(1000), DType.I64))
+    table = SampledWeights(module.weights, limit=64)
+    np.testing.assert_array_equal(table.dense("d2t"), np.arange(1000))
+
+
+@pytest.mark.parametrize("encoding", ["nvfp4<block=16>", "int8<channel>", "fp8<block=16x16>"])
+def test_weights_quantized_at_load_time_follow(encoding: str) -> None:
+    module = Module("m")
+    store(module, "target", "w", dense(np.ones((96, 32)), DType.BF16))
+    name = module.weights.derive("q", "quantize", ("w",), encoding=encoding)
+    table = SampledWeights(module.weights, limit=64)
+    full = table.dense(name).astype(np.float64)
+    assert len(np.unique(full)) > 5
+    x = np.random.default_rng(0).standard_normal((2, 32))
+    found = product(x, WeightView(table, name, np.dtype(np.float64)))
+    np.testing.assert_allclose(found, x @ full.T, rtol=1e-12, atol=1e-12)
 
 
 def test_no_rows_and_no_axes() -> None:

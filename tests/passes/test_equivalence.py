@@ -102,6 +102,19 @@ def test_choices_are_not_compared_where_numbers_may_change() -> None:
     assert compare_modules(before, clone_module(before)).compared == ("g.z", "g.token", "g.row")
 
 
+def test_positions_are_no_choice() -> None:
+    """They come from lengths and from the number of rows, whatever is in the rows."""
+    before = pair(OWN)
+    result = compare_modules(before, clone_module(before), tolerance=1e-3)
+    assert set(result.skipped) == {
+        "draft.proposals",
+        "draft.draft_logits",
+        "draft.confidence",
+    }
+    assert all("markov_chain" in reason for reason in result.skipped.values())
+    assert {"draft.base_logits", "draft.k_cache.0", "target.logits"} <= set(result.compared)
+
+
 def test_outputs_that_need_unbound_weights_are_left_out() -> None:
     before = pair(PairOptions())
     after = clone_module(before)
@@ -177,11 +190,12 @@ def test_not_a_number_equals_itself_only() -> None:
         return module
 
     for tolerance in (0.0, 1e-3):
-        same = compare_modules(made(np.nan), made(np.nan), tolerance=tolerance)
-        assert same.difference is None
-        for other in (np.inf, 1.0):
-            found = compare_modules(made(np.nan), made(other), tolerance=tolerance).difference
-            assert found is not None
+        for value in (np.nan, np.inf):
+            same = compare_modules(made(value), made(value), tolerance=tolerance)
+            assert same.difference is None
+            for values in ((value, 1.0), (1.0, value)):
+                found = compare_modules(*map(made, values), tolerance=tolerance).difference
+                assert found is not None
 
 
 def test_a_chain_evaluates_every_version_once(monkeypatch: pytest.MonkeyPatch) -> None:

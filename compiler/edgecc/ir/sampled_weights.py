@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgecc.ir.encodings import Dense
 from edgecc.ir.random_weights import random_parts
 from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, WeightTable
 
@@ -66,10 +67,14 @@ class SampledWeights(WeightTable):
         weight = self[name]
         if not self._is_sampled(weight):
             return super().read(name, start, stop)
-        tile = self._tile(name, weight)
-        rows = np.arange(start, weight.shape[0] if stop is None else stop) % _period(weight)
         components = weight.encoding.components(weight.shape)
-        return {c: a[rows] if components[c].rows else a for c, a in tile.items()}
+        stop = weight.shape[0] if stop is None else stop
+        parts: Parts = {}
+        for component, array in self._tile(name, weight).items():
+            if components[component].rows:  # an encoding may store several rows together
+                array = array[np.arange(*components[component].cut(start, stop)) % len(array)]
+            parts[component] = array
+        return parts
 
     def row_blocks(
         self, symbol: str, block_bytes: int = BLOCK_BYTES
@@ -87,9 +92,13 @@ class SampledWeights(WeightTable):
             yield start, stop, self.read(symbol, start, min(start + period, stop))
 
     def _is_sampled(self, weight: Weight) -> bool:
-        return (
-            isinstance(weight.source, Stored) and bool(weight.shape) and weight.nbytes > self._limit
-        )
+        """Integers are ids and not numbers: they are always read."""
+        encoding = weight.encoding
+        if not isinstance(weight.source, Stored) or not weight.shape:
+            return False
+        if isinstance(encoding, Dense) and not encoding.dtype.is_float:
+            return False
+        return weight.nbytes > self._limit
 
     def _segments(self, symbol: str) -> Sequence[Segment] | None:
         """How the rows of a weight repeat; None where that is not known and it is large."""
@@ -99,7 +108,7 @@ class SampledWeights(WeightTable):
             return []
         if self._is_sampled(weight):
             return [Segment(0, weight.shape[0], _period(weight))]
-        if isinstance(source, Derived) and source.recipe in ROWWISE:
+        if isinstance(source, Derived) and _is_rowwise(weight, source):
             return self._segments(self.resolve(source.inputs[0]))
         if isinstance(source, Derived) and source.recipe == "concat_rows":
             return self._stacked(source.inputs)
@@ -140,5 +149,13 @@ class SampledWeights(WeightTable):
         return random_parts(rng, shape, weight.encoding, real)
 
 
+def _is_rowwise(weight: Weight, source: Derived) -> bool:
+    """Whether equal rows of the first input become equal rows."""
+    alone = weight.encoding.row_group(weight.shape) == 1
+    return source.recipe in ROWWISE or (source.recipe == "quantize" and alone)
+
+
 def _period(weight: Weight) -> int:
-    return min(TILE_ROWS, weight.shape[0])
+    """Rows that repeat: an odd number of whole row groups."""
+    group = weight.encoding.row_group(weight.shape)
+    return min(group * (-(-TILE_ROWS // group) | 1), weight.shape[0])
