@@ -197,6 +197,7 @@ def test_random_modules(module, form, seed):
                 encoding = module.weights[symbol].encoding
                 assert (
                     encoding == F32
+                    or encoding == Dense(DType.I64)
                     or (node.op.name == "embedding" and isinstance(encoding, Dense))
                     or (node.op.name == "linear" and isinstance(encoding, Int8Block))
                 )

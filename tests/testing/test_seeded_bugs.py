@@ -109,8 +109,8 @@ def test_caught(name):
 def test_caught_by_hypothesis():
     """The way users write it."""
 
-    @settings(FIRST, max_examples=300)
-    @given(modules())
+    @settings(FIRST, max_examples=100)
+    @given(modules(ops=["swiglu", "silu", "linear"]))
     def test_pass(module: Module) -> None:
         check_pass(seeded_bugs.SwapsOperands(), module)
 
