@@ -7,7 +7,7 @@ computed once per graph (lengths, zero padding).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,7 +80,7 @@ class Emitter:
         self.storage = storage
         self.expansions: dict[str, Expansion] = {}
         self.functions: dict[str, onnx.FunctionProto] = {}
-        self._names = _onnx_names(graph)
+        self._names = _onnx_names(graph, module.weights)
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._memo: dict[object, str] = {}
@@ -251,13 +251,25 @@ class Emitter:
         return self._value_info(label, value)
 
 
-def _onnx_names(graph: Graph) -> dict[Value, str]:
-    """Names of all values; what is returned has the name of its output, and nothing else does."""
+def _onnx_names(graph: Graph, weights: Collection[str]) -> dict[Value, str]:
+    """Names of all values; what is returned has the name of its output, and nothing else does.
+
+    Raises:
+        LegalizeError: A weight has the name of an input or output, which both are fixed.
+    """
     labels = output_names(graph)
     inputs = {i.value for i in graph.inputs}
+    for name in (*(i.name for i in graph.inputs), *labels):
+        if name in weights:
+            raise LegalizeError(
+                "onnx/name-clash",
+                f"weight @{name} has the name of an input or output of graph @{graph.name}",
+                where=f"graph @{graph.name}",
+                help="give one of them another name in the IR text: ONNX has one set of names",
+            )
     names = value_names(graph)
     for value, name in names.items():
-        if name in labels and value not in inputs:
+        if value not in inputs and (name in labels or name in weights):
             names[value] = f"{name}/value"
     for label, output in reversed(list(zip(labels, graph.outputs, strict=True))):
         if output.value not in inputs:

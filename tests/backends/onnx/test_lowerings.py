@@ -726,3 +726,28 @@ def test_calls_become_steps_of_a_program(device: str, rows: int, tmp_path: Path)
     steps = graph.artifact.manifest["programs"][GRAPH]
     assert [step["graph"] for step in steps] == ["head", "twice", "head"]
     assert_close(graph.run({"x": x}), expected, 3e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_value_may_have_the_name_of_a_weight(tmp_path, device):
+    matrix = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+    def build(b: GraphBuilder) -> None:
+        x = b.take("x", (3, 4))
+        hidden = b.op("linear", x, weights=(b.dense("w", matrix),), name="w")
+        b.give("y", b.op("add", hidden, x))
+
+    x = normal(np.random.default_rng(0), 3, 4)
+    compare(build, device, tmp_path, {"x": x}, {"y": wide(x) @ wide(matrix).T + wide(x)})
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_weight_cannot_have_the_name_of_an_input_or_output(tmp_path, name):
+    def build(b: GraphBuilder) -> None:
+        x = b.take("x", (3, 4))
+        symbol = b.dense(name, np.ones((4, 4), np.float32))
+        b.give("y", b.op("linear", x, weights=(symbol,)))
+
+    with pytest.raises(LegalizeError, match=f"weight @{name} has the name") as caught:
+        lowered(build, "cpu", tmp_path)
+    assert caught.value.id == "onnx/name-clash"
