@@ -1,4 +1,4 @@
-"""`canonicalize`: data movement that undoes other data movement goes away."""
+"""`canonicalize`: data movement and casts that undo other ones go away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgecc.passes.shape_rules import RULES, Rule
 
 
 class Canonicalize(Pass[NoOptions]):
-    """Simplify slices, splits, concatenations, paddings and their like by local rules.
+    """Simplify slices, splits, concatenations, paddings, casts and their like by local rules.
 
     What it does
         Applies the rules below, each to one node and the producers of its operands, until none
@@ -41,6 +41,8 @@ class Canonicalize(Pass[NoOptions]):
         | `tail` of `tail` | one `tail` |
         | `tail` of `concat`, as long as its last parts | those parts |
         | `tail` of `concat`, shorter than the last part | `tail` of that part |
+        | `cast` of x to the type of x | x |
+        | `cast` of a widening `cast` back to the type of x | x |
 
     Why
         Passes cut and join without looking at who joins and cuts next. What is left after these

@@ -1,4 +1,4 @@
-"""Local rules of `canonicalize`: data movement that undoes other data movement.
+"""Local rules of `canonicalize`: data movement and casts that undo other ones.
 
 A rule takes one node and returns the values that stand for its results, or None where it does not
 apply. What it inserts moves less than before, or stands nearer to the inputs, so rules come to an
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from edgecc.ir.core import Node, Value
 from edgecc.ir.ops.shape import PadAttributes, SliceAttributes, SplitAttributes
-from edgecc.ir.types import Dim
+from edgecc.ir.types import Dim, DType
 from edgecc.passes.shape_editor import Editor, axis_of
 
 Rule: TypeAlias = Callable[[Editor, Node], Sequence[Value] | None]
@@ -199,7 +199,30 @@ def tail_of_concat(editor: Editor, node: Node) -> Sequence[Value] | None:
     return (editor.insert(node, "tail", operands, attrs=node.attrs).result,)
 
 
+def cast_to_its_own_type(editor: Editor, node: Node) -> Sequence[Value] | None:
+    """A cast to the type of its operand does nothing."""
+    (x,) = node.operands
+    return (x,) if x.type == node.result.type else None
+
+
+def cast_of_cast(editor: Editor, node: Node) -> Sequence[Value] | None:
+    """What was widened and is narrowed again is as it was."""
+    inner = node.operands[0].producer
+    if inner is None or inner.op.name != "cast":
+        return None
+    (x,) = inner.operands
+    widens = (x.type.dtype, inner.result.type.dtype) in _WIDENINGS
+    return (x,) if widens and x.type == node.result.type else None
+
+
+_WIDENINGS = frozenset(
+    [(narrow, DType.F32) for narrow in (DType.BF16, DType.F16)]
+    + [(narrow, DType.F64) for narrow in (DType.BF16, DType.F16, DType.F32)]
+)
+"""Casts that lose nothing."""
+
 RULES: Mapping[str, Sequence[Rule]] = {
+    "cast": (cast_to_its_own_type, cast_of_cast),
     "slice": (slice_of_all, slice_of_slice, slice_of_concat, slice_of_pad),
     "split": (split_into_one, split_of_concat),
     "concat": (concat_of_one, concat_of_concats, concat_of_pieces, concat_of_slices),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.ir import Builder, DType, Module, Role, SymbolRange, Value, print_module, sym
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.passes.base import PassContext
 from edgecc.passes.canonicalize import Canonicalize
@@ -43,6 +44,9 @@ class Shapes(Builder):
 
     def tail(self, x: Value, like: Value, axis: int = 1) -> Value:
         return self.op("tail", x, like, attrs=AxisAttributes(axis))
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        return self.op("cast", x, attrs=CastAttributes(dtype))
 
     def drop(self, x: Value, axis: int) -> Value:
         return self.op("squeeze", x, attrs=AxisAttributes(axis))
@@ -80,6 +84,12 @@ def apply(make, changed: bool = True) -> list[str]:
 
 
 MATCHES = {
+    "cast to its own type": (lambda b, x, y, z: b.cast(x, "f32"), ["x"]),
+    "cast of cast: f64 and back": (lambda b, x, y, z: b.cast(b.cast(x, "f64"), "f32"), ["x"]),
+    "cast of cast: bf16 widened and back": (
+        lambda b, x, y, z: b.cast(b.cast(b.cast(x, "bf16"), "f32"), "bf16"),
+        ["cast(x, bf16)"],
+    ),
     "slice of all": (lambda b, x, y, z: b.slice(x, 0, 8), ["x"]),
     "slice of slice": (
         lambda b, x, y, z: b.slice(b.slice(x, 1, 7), 2, 4),
@@ -182,6 +192,11 @@ def shared_slices(b, x, y, z):
 
 
 NEAR_MISSES = {
+    "narrowed and widened": lambda b, x, y, z: b.cast(b.cast(x, "bf16"), "f32"),
+    "between two narrow types": lambda b, x, y, z: b.cast(b.cast(b.cast(x, "f16"), "bf16"), "f16"),
+    "widened and narrowed to another type": lambda b, x, y, z: b.cast(
+        b.cast(b.cast(x, "f16"), "f32"), "bf16"
+    ),
     "first element left out": lambda b, x, y, z: b.slice(x, 1, 8),
     "last element left out": lambda b, x, y, z: b.slice(x, 0, 7),
     "slices of other axes": lambda b, x, y, z: b.slice(b.slice(b.take("u", 4, 4), 0, 3), 1, 2, 0),
