@@ -52,7 +52,7 @@ class PassContext:
 
     Attributes:
         device: The device being compiled for, if the pipeline has one.
-        remarks: Collected in order; `-vv` prints them.
+        remarks: Collected in order; `-v` prints them.
     """
 
     device: Device | None = None
