@@ -13,7 +13,7 @@ from typing import Any
 
 from edgecc.devices import DEVICES
 from edgecc.errors import EdgeccError
-from edgecc.passes.base import Pass
+from edgecc.passes.base import Pass, print_value
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.repeat import Repeat
 
@@ -124,7 +124,7 @@ def _type_name(type_: Any) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    return "none" if field.default is dataclasses.MISSING else repr(field.default)
+    return "none" if field.default is dataclasses.MISSING else print_value(field.default)
 
 
 def _names(passes: Sequence[Pass[Any]]) -> Iterator[str]:

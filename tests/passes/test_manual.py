@@ -114,6 +114,17 @@ def test_a_pass_that_says_nothing():
     assert "requires: nothing" in str(manual)
 
 
+def test_defaults_are_spelled_as_in_pipelines():
+    defaults = {option.name: option.default for option in manual_of(Quantize).options}
+    assert defaults == {
+        "format": "nvfp4",
+        "include": "*",
+        "exclude": '""',
+        "head": "false",
+        "group": "0",
+    }
+
+
 def test_a_tolerance_that_follows_from_the_options():
     assert manual_of(Quantize).values == "relative error up to 0.5"
     assert manual_of(AssignPrecision).values == "relative error up to 0.25"
