@@ -52,7 +52,7 @@ class PassContext:
 
     Attributes:
         device: The device being compiled for, if the pipeline has one.
-        remarks: Collected in order; `-vv` prints them.
+        remarks: Collected in order; `-v` prints them.
     """
 
     device: Device | None = None
@@ -100,13 +100,14 @@ class Pass(ABC, Generic[O_co]):
     def __str__(self) -> str:
         """Spelling in a pipeline: name, then the options that differ from their defaults."""
         shown = [
-            f"{f.name.replace('_', '-')}={_print_value(value)}"
+            f"{f.name.replace('_', '-')}={print_value(value)}"
             for f in dataclasses.fields(self.options)  # type: ignore[arg-type]
             if (value := getattr(self.options, f.name)) != f.default
         ]
         return f"{self.name}{{{','.join(shown)}}}" if shown else self.name
 
 
-def _print_value(value: object) -> str:
+def print_value(value: object) -> str:
+    """An option's value as a pipeline spells it."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -31,7 +31,7 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
     """Replace weights by derived ones in encodings the device has kernels for.
 
     What it does
-        For devices without native NVFP4 or bf16 arithmetic, each linear weight, norm weight and
+        For devices without kernels for packed formats or bf16, each linear weight, norm weight and
         bias becomes a derived weight: `dequantize` to dense f32, or `int8_codes` for NVFP4 linear
         layers in the form `int8-split`. Dense embedding tables stay as stored: rows are widened
         after the look-up; packed ones are dequantized.
@@ -62,7 +62,7 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         blocks, a relative error of about 2e-5 per layer.
 
     Limits
-        Devices that run NVFP4 natively are lowered by their own backend.
+        `int8-split` is for NVFP4: weights in other packed formats (FP8, INT8, INT4) run dense.
     """
 
     name = "lower-encodings"

@@ -140,7 +140,8 @@ class PassManager:
             raise PassError(
                 "pass/crash",
                 f"pass {item.name} failed: {type(error).__name__}: {error}",
-                help="this is a bug in edgecc: please report it",
+                help="this is a bug in the pass: --debug shows the traceback, `edgecc reduce` "
+                "makes the input small for a report",
             ) from error
         finally:
             seconds = time.perf_counter() - start

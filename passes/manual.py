@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecc.devices import DEVICES
-from edgecc.passes.base import Pass
+from edgecc.errors import EdgeccError
+from edgecc.passes.base import Pass, print_value
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.repeat import Repeat
 
@@ -43,7 +44,8 @@ class Manual:
         options: What can be set.
         requires: Properties that must hold before it runs.
         ensures: Properties that hold afterwards.
-        tolerance: Relative error it may add to values; 0 when it keeps them bit for bit.
+        tolerance: Relative error it may add to values with default options; 0 when it keeps them
+            bit for bit.
         devices: Names of the devices whose default pipeline has it.
     """
 
@@ -92,8 +94,16 @@ def manual_of(cls: type[Pass[Any]]) -> Manual:
         if cls.name in set(_names(default_pipeline(device)))
     )
     return Manual(
-        cls.name, summary, sections, options, cls.requires, cls.ensures, cls.tolerance, devices
+        cls.name, summary, sections, options, cls.requires, cls.ensures, _tolerance(cls), devices
     )
+
+
+def _tolerance(cls: type[Pass[Any]]) -> float:
+    # A tolerance can follow from the options: then only an instance has it.
+    try:
+        return cls().tolerance
+    except (TypeError, EdgeccError):  # options without defaults, or defaults that are refused
+        return cls.tolerance
 
 
 def _sections(text: str) -> tuple[str, dict[str, str]]:
@@ -114,7 +124,7 @@ def _type_name(type_: Any) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    return "none" if field.default is dataclasses.MISSING else repr(field.default)
+    return "none" if field.default is dataclasses.MISSING else print_value(field.default)
 
 
 def _names(passes: Sequence[Pass[Any]]) -> Iterator[str]:

@@ -87,3 +87,13 @@ def test_bundles(tmp_path, capsys):
     assert main(["explain", str(tmp_path / "b"), "nothing"]) == 3
     assert main(["explain", str(tmp_path / "missing.eir"), "x"]) == 3
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_recipe_of_one_weight_is_counted_as_one(tmp_path):
+    path = tmp_path / "one.eir"
+    path.write_text(
+        'edgecc.module v1 "one"\n'
+        'weight @a : dense<bf16> [2, 2] = stored "target" {weight: "model.safetensors#a"}\n'
+        "weight @b : dense<f32> [2, 2] = derived dequantize(@a)\n"
+    )
+    assert "  is made by dequantize from 1 weight\n" in explain(path, "@b")

@@ -169,6 +169,10 @@ def verify_bundle(
     return Verification(tuple(checks))
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _compare_decoding(generator: Generator, ids: IntArray, max_new_tokens: int) -> list[Check]:
     draft = generator.model.draft
     if draft is None:
@@ -178,7 +182,7 @@ def _compare_decoding(generator: Generator, ids: IntArray, max_new_tokens: int) 
     ).token_ids
     return [
         compare_tokens(
-            f"speculation with {n} proposals, prompt of {len(ids)} tokens",
+            f"speculation with {_count(n, 'proposal')}, prompt of {_count(len(ids), 'token')}",
             generator.generate(
                 token_ids=ids, max_new_tokens=max_new_tokens, num_speculative_tokens=n
             ).token_ids,

@@ -6,6 +6,7 @@ that takes the result. Every entry says where the knowledge comes from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,14 +112,28 @@ DEVICES: Mapping[str, Device] = {
 """Every device by name."""
 
 
+_GPU = re.compile(
+    r"(sm|compute)[-_]?\d|(jetson|orin|thor|xavier|gpu|cuda|nvidia|rtx|trt|tensorrt)", re.IGNORECASE
+)
+"""Spellings by which people ask for an NVIDIA device."""
+
+
 def get_device(name: str) -> Device:
     """The record of a device.
 
     Raises:
         UnsupportedError: No such device; the known ones are listed.
     """
-    if name not in DEVICES:
+    if name in DEVICES:
+        return DEVICES[name]
+    if _GPU.match(name):
         raise UnsupportedError(
-            "device/unknown", f"unknown device {name!r}", help=did_you_mean(name, DEVICES)
+            "device/unknown",
+            f"unknown device {name!r}: no backend builds engines for this GPU",
+            notes=[f"{d.name}: {d.description}" for d in DEVICES.values()],
+            help="`--device cpu` runs without the GPU; `--device onnx` writes standard ONNX, which "
+            "other runtimes read",
         )
-    return DEVICES[name]
+    raise UnsupportedError(
+        "device/unknown", f"unknown device {name!r}", help=did_you_mean(name.lower(), DEVICES)
+    )

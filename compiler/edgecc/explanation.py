@@ -139,7 +139,9 @@ def _sources(module: Module, symbol: str, depth: int) -> list[str]:
         line = f"{pad}is another name of {print_symbol(source.symbol)}"
         return [line, *_sources(module, source.symbol, depth + 1)]
     if isinstance(source, Derived):
-        lines = [f"{pad}is made by {source.recipe} from {len(source.inputs)} weights"]
+        count = len(source.inputs)
+        noun = "weight" if count == 1 else "weights"
+        lines = [f"{pad}is made by {source.recipe} from {count} {noun}"]
         for item in source.inputs:
             lines.append(f"{pad}  {print_symbol(item)}: {module.weights[item].encoding}")
             lines += _sources(module, item, depth + 2)

@@ -133,7 +133,7 @@ def test_opt_finds_checkpoints_elsewhere(pair, tmp_path, capsys):
     [
         (["-p", "nope"], 2, "unknown pass 'nope'"),
         (["-p", "bind-shared-weights,legalize"], 2, "legalize needs a device"),
-        (["--default-pipeline"], 2, "goes with --device"),
+        (["--default-pipeline"], 2, "needs a device"),
         (["--device", "gpu9"], 4, "unknown device 'gpu9'"),
         (["--checkpoint", "target"], 2, "expected ROLE=DIR"),
         (["-p", "legalize{device=cpu}"], 3, "pass legalize requires heads-bound"),
@@ -162,7 +162,7 @@ def test_passes_lists_and_explains(capsys):
     assert [line.split()[0] for line in out.splitlines()] == sorted(PASSES)
     assert main(["passes", "lower-encodings"]) == 0
     out = capsys.readouterr().out
-    assert "option form: str, default 'auto'" in out
+    assert "option form: str, default auto" in out
     assert "requires: heads-bound" in out
     assert "relative error up to 0.0001" in out
     assert main(["passes", "lower-encoding"]) == 2

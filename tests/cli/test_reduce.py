@@ -127,7 +127,11 @@ def test_reduce_wants_a_pipeline(text, capsys):
     assert main(["reduce", str(text)]) == 2
     assert "say which passes fail" in capsys.readouterr().err
     assert main(["reduce", str(text), "--default-pipeline"]) == 2
-    assert "--default-pipeline goes with --device" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--default-pipeline needs a device" in shown
+    assert "add --device NAME, one of cpu" in shown
+    assert main(["reduce", str(text), "--default-pipeline", "--device", "cpu", "-p", "dce"]) == 2
+    assert "--default-pipeline and --pass-pipeline are both given" in capsys.readouterr().err
 
 
 def test_reduce_takes_the_default_pipeline_of_a_device(text, capsys):

@@ -18,7 +18,7 @@ def test_a_good_bundle(edgecc: Command, bundle: Path) -> None:
     assert (result.code, result.out) == (0, "")
     assert "target logits: ok (error " in result.err
     assert "draft proposals: ok (error " in result.err
-    assert "speculation with 1 proposals" in result.err
+    assert "speculation with 1 proposal, prompt of 1 token: ok" in result.err
     assert "speculation with 4 proposals" in result.err
     assert result.last == f"edgecc: ok {bundle}: 7 checks passed"
 

@@ -192,6 +192,7 @@ def test_a_crash_of_a_pass_is_a_diagnostic(error):
     assert caught.value.id == "pass/crash"
     assert f"pass fail failed: {type(error).__name__}: " in str(caught.value)
     assert caught.value.__cause__ is error
+    assert "this is a bug in the pass: --debug shows the traceback" in str(caught.value)
 
 
 def test_interrupts_are_not_caught():

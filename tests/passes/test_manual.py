@@ -8,10 +8,13 @@ from textwrap import dedent
 import pytest
 
 from edgecc.devices import DEVICES
+from edgecc.errors import UsageError
 from edgecc.passes import manual as module
+from edgecc.passes.assign_precision import AssignPrecision
 from edgecc.passes.base import NoOptions, Pass
 from edgecc.passes.dce import Dce
 from edgecc.passes.manual import Manual, Option, manual_of
+from edgecc.passes.quantize import Quantize
 from edgecc.passes.repeat import Repeat
 
 
@@ -109,6 +112,31 @@ def test_a_pass_that_says_nothing():
     assert (manual.summary, manual.sections, manual.options) == ("", {}, ())
     assert "values: exact" in str(manual)
     assert "requires: nothing" in str(manual)
+
+
+def test_defaults_are_spelled_as_in_pipelines():
+    defaults = {option.name: option.default for option in manual_of(Quantize).options}
+    assert defaults == {
+        "format": "nvfp4",
+        "include": "*",
+        "exclude": '""',
+        "head": "false",
+        "group": "0",
+    }
+
+
+def test_a_tolerance_that_follows_from_the_options():
+    assert manual_of(Quantize).values == "relative error up to 0.5"
+    assert manual_of(AssignPrecision).values == "relative error up to 0.25"
+
+
+@pytest.mark.parametrize("error", [TypeError("missing"), UsageError("pass/bad-option", "no")])
+def test_a_pass_that_cannot_be_made_without_options(error):
+    class Picky(Widen):
+        def __init__(self, options=None):
+            raise error
+
+    assert manual_of(Picky).tolerance == Widen.tolerance
 
 
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: Repeat([Repeat([p])])])

@@ -59,7 +59,7 @@ def pipeline(flags: Mapping[str, Any]) -> tuple[list[Pass[Any]], Device | None]:
         UsageError: The pipeline is no pipeline, or the flags contradict each other.
         UnsupportedError: No such device.
     """
-    from edgecc.devices import get_device
+    from edgecc.devices import DEVICES, get_device
     from edgecc.passes.default import default_pipeline
     from edgecc.passes.pipeline import parse_pipeline
 
@@ -67,8 +67,16 @@ def pipeline(flags: Mapping[str, Any]) -> tuple[list[Pass[Any]], Device | None]:
     passes = parse_pipeline(flags["pass_pipeline"]) if flags["pass_pipeline"] else []
     if not flags["default_pipeline"]:
         return passes, device
-    if device is None or passes:
+    if passes:
         raise UsageError(
-            "usage/pipeline", "--default-pipeline goes with --device, without --pass-pipeline"
+            "usage/pipeline",
+            "--default-pipeline and --pass-pipeline are both given",
+            help="leave one of them out",
+        )
+    if device is None:
+        raise UsageError(
+            "usage/pipeline",
+            "--default-pipeline needs a device: the default passes depend on it",
+            help=f"add --device NAME, one of {', '.join(sorted(DEVICES))}",
         )
     return default_pipeline(device), device
