@@ -48,6 +48,8 @@ def why_not_fusable(module: Module, nodes: Sequence[Node], readers: WeightReader
     table = module.weights
     if any(len(n.weights) != 1 for n in nodes):
         return "a layer has a bias"
+    if any(n.result.type.shape[-1] == 0 for n in nodes):
+        return "a layer has no rows"
     symbols = [table.resolve(n.weights[0]) for n in nodes]
     if len(set(symbols)) != len(symbols):
         return "two layers share one weight"

@@ -673,7 +673,7 @@ class TestVerify:
             golden[name] = (golden[name] + np.asarray(change)).astype(golden[name].dtype)
             return bytes(save(golden))
 
-        real = driver.make_golden
+        real = driver.golden_rows
         return make
 
     @pytest.mark.parametrize(
@@ -697,7 +697,7 @@ class TestVerify:
         out = tmp_path / "b"
         edgecc.compile(target, draft, out=out, max_model_len=20, verify="none")
         before = tree(tmp_path)
-        monkeypatch.setattr(driver, "make_golden", self.perturb(name, change))
+        monkeypatch.setattr(driver, "golden_rows", self.perturb(name, change))
         with pytest.raises(MismatchError) as caught:
             edgecc.compile(target, draft, out=out, max_model_len=LENGTH)
         assert caught.value.exit_code == 5
@@ -708,7 +708,7 @@ class TestVerify:
         self, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver, "ENGINE_CHECK_BYTES", 0)
-        monkeypatch.setattr(driver, "make_golden", self.perturb("logits", 1.0))
+        monkeypatch.setattr(driver, "golden_rows", self.perturb("logits", 1.0))
         report = edgecc.compile(target, out=tmp_path / "b", max_model_len=LENGTH)
         assert "edgecc verify" in report.decisions[-1]
         with pytest.raises(MismatchError):

@@ -508,9 +508,9 @@ def test_an_engine_that_differs(
 ) -> None:
     from edgecc import driver
 
-    real = driver.make_golden
+    real = driver.golden_rows
     other = write_target(tmp_path / "other", **SMALL, seed=7)
-    monkeypatch.setattr(driver, "make_golden", lambda module, rows: real(driver.lift(other), rows))
+    monkeypatch.setattr(driver, "golden_rows", lambda module, rows: real(driver.lift(other), rows))
     result = edgecc("compile", target, "-o", tmp_path / "b", "--max-model-len", 24)
     assert (result.code, result.id) == (5, "verify/mismatch")
     assert "target logits: FAILED" in result.err

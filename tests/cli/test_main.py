@@ -416,7 +416,7 @@ class TestProcess:
             "import os, signal, sys\n"
             "import edgecc.driver\n"
             "from edgecc.cli import main\n"
-            f"edgecc.driver.make_golden = lambda *a: os.kill(os.getpid(), signal.{name})\n"
+            f"edgecc.driver.golden_rows = lambda *a: os.kill(os.getpid(), signal.{name})\n"
             "sys.exit(main(sys.argv[1:]))\n"
         )
         done = subprocess.run(

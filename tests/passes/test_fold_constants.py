@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.ir import Alias, Builder, Dense, DType, Module, Role, SymbolRange, Unbound, Weight, sym
+from edgecc.ir.ops import OPS
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes
@@ -253,9 +254,12 @@ def fix_inputs(module: Module, name: str, inputs) -> Builder:
     return b
 
 
-@given(modules(), st.integers(0, 3))
+@given(modules(ops=sorted(OPS.keys() - {"cast"})), st.integers(0, 3))
 def test_random_modules(module, seed):
-    """With constants for inputs, everything is folded to the same bits, unless it is empty."""
+    """With constants for inputs, everything is folded to the same bits, unless it is empty.
+
+    Constants are float32 or integers: what is cast to 16 bits in between stays.
+    """
     inputs = random_inputs(module, seed)
     expected = evaluate(module, inputs)
     fixed = [fix_inputs(module, name, arrays).graph for name, arrays in inputs.items()]
