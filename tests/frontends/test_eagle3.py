@@ -487,12 +487,12 @@ class TestRefused:
             (
                 lambda t: t.pop("midlayer.hidden_norm.weight"),
                 "checkpoint/missing-tensor",
-                ("hidden_norm",),
+                ("no tensor midlayer.hidden_norm.weight",),
             ),
             (
                 lambda t: t.pop("midlayer.self_attn.k_proj.weight"),
                 "checkpoint/missing-tensor",
-                ("k_proj",),
+                ("no tensor midlayer.self_attn.k_proj.weight",),
             ),
             (
                 lambda t: t.update({"fc.weight": t["fc.weight"][:, :64]}),
