@@ -40,7 +40,7 @@ class AssignPrecisionOptions:
 
     `dtype`: `bf16` or `f16`.
     `keep`: names of ops or of modules with `*` and `?`, separated by commas, that stay in float32:
-    `rms_norm`, `*.layers.0.*`.
+    `rms_norm`, `*.layers.0.*`. A pattern that names nothing is an error.
     """
 
     dtype: str = "bf16"

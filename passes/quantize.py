@@ -52,7 +52,7 @@ class QuantizeOptions:
     `format`: `nvfp4`, `fp8` (one scale for a weight), `fp8-channel`, `fp8-block`, `int8` (a scale
     for each row) or `int4`.
     `include`, `exclude`: module names with `*` and `?`, separated by commas; with or without the
-    checkpoint's role in front: `draft.*`, `*.mlp.*`.
+    checkpoint's role in front: `draft.*`, `*.mlp.*`. A pattern that names nothing is an error.
     `head`: also the output head.
     `group`: columns that share a scale, for `int4` only; 0 is 128.
     """
