@@ -399,7 +399,8 @@ def check_values(module: Module, inputs: Inputs, options: QuantizeOptions) -> bo
 
     table = module.weights
     for symbol, inputs_of in made(module).items():
-        table.rebind(inputs_of[0], dense(table.dense(symbol)))
+        if symbol not in originals:  # random modules have quantized weights of their own
+            table.rebind(inputs_of[0], dense(table.dense(symbol)))
     for graph, weights in zip(module.graphs.values(), reads, strict=True):
         for node, names in zip(graph.nodes, weights, strict=True):
             node.weights = names
