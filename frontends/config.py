@@ -179,7 +179,7 @@ def parse_rope(
     rope_type = _rope_type(rope)
     holder = rope if "partial_rotary_factor" in rope else outer
     partial = holder.number("partial_rotary_factor", default=default_partial)
-    rotated = int(head_dim * partial)
+    rotated = int(head_dim * min(partial, 1.0))
     if partial > 1 or rotated < 2 or rotated % 2:
         holder.fail("partial_rotary_factor", f"a fraction that gives head_dim {head_dim} even dims")
     theta = (rope if "rope_theta" in rope else outer).number("rope_theta", default=DEFAULT_THETA)

@@ -45,7 +45,7 @@ class ModuleWeights:
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint stores a tensor (by canonical name) in any encoding."""
-        stored = self._stored(name)
+        stored = self._spelled(name)
         return any(k in self.checkpoint.tensors for k in (stored, f"{stored}_packed"))
 
     def names(self) -> Mapping[str, str]:
@@ -171,7 +171,21 @@ class ModuleWeights:
         return f"{self.checkpoint.role}.{name}"
 
     def _stored(self, name: str) -> str:
+        return self._spelled(name) if self.has(name) else self._as_neighbours(name)
+
+    def _spelled(self, name: str) -> str:
         canonical, stored = self._prefix
         if name not in self._names and name.startswith(canonical):
             return stored + name.removeprefix(canonical)
         return self._names.get(name, name)
+
+    def _as_neighbours(self, name: str) -> str:
+        """A name that is not stored, spelled like the nearest one that is: for messages."""
+        parts = name.split(".")
+        for depth in range(len(parts) - 1, 0, -1):
+            prefix = ".".join(parts[:depth]) + "."
+            for canonical, stored in self._names.items():
+                rest = canonical.removeprefix(prefix)
+                if rest != canonical and stored.endswith("." + rest):
+                    return stored.removesuffix(rest) + name.removeprefix(prefix)
+        return self._spelled(name)

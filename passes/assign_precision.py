@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.ops import OPS
 from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import DType
@@ -39,7 +40,7 @@ class AssignPrecisionOptions:
 
     `dtype`: `bf16` or `f16`.
     `keep`: names of ops or of modules with `*` and `?`, separated by commas, that stay in float32:
-    `rms_norm`, `*.layers.0.*`.
+    `rms_norm`, `*.layers.0.*`. A pattern that names nothing is an error.
     """
 
     dtype: str = "bf16"
@@ -105,7 +106,12 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         self._keep = [p for p in (k.strip() for k in self.options.keep.split(",")) if p]
 
     def run(self, module: Module, ctx: PassContext) -> bool:
-        """Narrow node by node, in order, then drop the casts nobody reads."""
+        """Narrow node by node, in order, then drop the casts nobody reads.
+
+        Raises:
+            UsageError: A pattern of `keep` names no op and no module.
+        """
+        self._check_keep(module)
         changed = False
         for graph in module.graphs.values():
             wide = _scores(graph)
@@ -127,11 +133,21 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
             self.remark(ctx, site(graph, node), reason, applied=False)
         return not reason
 
-    def _kept(self, node: Node) -> str:
-        origin = node.location.origin
-        names = (node.op.name, origin, origin.partition(": ")[2] or origin)
+    def _check_keep(self, module: Module) -> None:
+        """Refuse patterns that name nothing: a typo would narrow what was to stay."""
+        known = {*OPS}.union(*(_names(n) for g in module.graphs.values() for n in g.nodes))
         for pattern in self._keep:
-            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+                raise UsageError(
+                    "assign-precision/no-match",
+                    f"assign-precision: keep {pattern!r} names no op and no module",
+                    help="modules are known by the locations of nodes, which IR text has if it "
+                    "is written with --locations",
+                )
+
+    def _kept(self, node: Node) -> str:
+        for pattern in self._keep:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in _names(node)):
                 return f"kept by {pattern}"
         return ""
 
@@ -194,6 +210,12 @@ class _Narrowing:
         )
         self._casts.append(node)
         return node.result
+
+
+def _names(node: Node) -> tuple[str, str, str]:
+    """What a pattern can name a node by: its op, where it comes from, the same without the role."""
+    origin = node.location.origin
+    return node.op.name, origin, origin.partition(": ")[2] or origin
 
 
 def _scores(graph: Graph) -> dict[Node, str]:

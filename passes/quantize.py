@@ -52,7 +52,7 @@ class QuantizeOptions:
     `format`: `nvfp4`, `fp8` (one scale for a weight), `fp8-channel`, `fp8-block`, `int8` (a scale
     for each row) or `int4`.
     `include`, `exclude`: module names with `*` and `?`, separated by commas; with or without the
-    checkpoint's role in front: `draft.*`, `*.mlp.*`.
+    checkpoint's role in front: `draft.*`, `*.mlp.*`. A pattern that names nothing is an error.
     `head`: also the output head.
     `group`: columns that share a scale, for `int4` only; 0 is 128.
     """
@@ -120,6 +120,12 @@ class Quantize(Pass[QuantizeOptions]):
                 f"quantize: unknown format {self.options.format!r}",
                 help=did_you_mean(self.options.format, FORMATS),
             )
+        if not _patterns(self.options.include):
+            raise UsageError(
+                "pass/bad-option",
+                "quantize: include names nothing",
+                help="leave it out to take every linear layer",
+            )
         if self.options.group < 0 or (self.options.group and self.options.format != "int4"):
             raise UsageError(
                 "pass/bad-option",
@@ -135,11 +141,11 @@ class Quantize(Pass[QuantizeOptions]):
         """Derive the quantized weights, then let the layers read them.
 
         Raises:
-            UsageError: A pattern of `include` names no linear layer.
+            UsageError: A pattern of `include` names no linear layer, or one of `exclude` no weight.
         """
         uses = _LinearUses(module)
+        self._check_patterns(module, uses)
         chosen = [s for s in uses.nodes if self._chosen(module, uses, s, ctx)]
-        self._check_include(module, uses)
         if not chosen:
             return False
         groups = uses.groups(chosen) if has_global_scale(self.encoding) else {}
@@ -201,15 +207,23 @@ class Quantize(Pass[QuantizeOptions]):
             return str(error)
         return ""
 
-    def _check_include(self, module: Module, uses: _LinearUses) -> None:
-        known = [module_names(_origin(module.weights, s)) for s in uses.nodes]
-        for pattern in _patterns(self.options.include):
-            if pattern != "*" and not any(_match(names, [pattern]) for names in known):
-                raise UsageError(
-                    "quantize/no-match",
-                    f"quantize: include {pattern!r} names no linear layer",
-                    help=f"for example {known[0][0]}" if known else "the module has none",
-                )
+    def _check_patterns(self, module: Module, uses: _LinearUses) -> None:
+        """Refuse patterns that name nothing: a typo would round what was to stay, or nothing.
+
+        `exclude` may also name weights that no linear layer reads, as lists of exclusions do.
+        """
+        linear = [module_names(_origin(module.weights, s)) for s in uses.nodes]
+        for option, what, known in (
+            ("include", "linear layer", linear),
+            ("exclude", "weight", [module_names(s) for s in module.weights]),
+        ):
+            for pattern in _patterns(getattr(self.options, option)):
+                if pattern != "*" and not any(_match(names, [pattern]) for names in known):
+                    raise UsageError(
+                        "quantize/no-match",
+                        f"quantize: {option} {pattern!r} names no {what}",
+                        help=f"for example {linear[0][0]}" if linear else "the module has none",
+                    )
 
 
 class _LinearUses:
@@ -277,6 +291,11 @@ def module_names(symbol: str) -> tuple[str, str]:
     """
     full = symbol.removesuffix(".weight")
     return full.partition(".")[2] or full, full
+
+
+def is_head(symbol: str) -> bool:
+    """Whether a weight is an output head, by its name."""
+    return _match(module_names(symbol), HEAD)
 
 
 def _origin(table: WeightTable, symbol: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import edgecc
 from edgecc.backends.bundle import Bundle
 from edgecc.compile_options import QUANTIZATION_CHOICES
-from edgecc.errors import MismatchError
+from edgecc.errors import MismatchError, UsageError
 from edgecc.passes.quantize import FORMATS, Quantize
 from helpers.checkpoints import read_tensors, write_draft, write_target
 
@@ -153,3 +153,22 @@ def test_dry_run_tells_the_size(dense: Path, tmp_path: Path) -> None:
 def test_the_pass_runs_only_when_asked(dense: Path, tmp_path: Path) -> None:
     report = edgecc.compile(dense, out=tmp_path / "b", dry_run=True, **FAST)
     assert Quantize.name not in report.pipeline
+
+
+@pytest.mark.parametrize(
+    ("options", "tied", "words"),
+    [
+        ({"draft_quantization": "fp8"}, False, "the draft reads the target's head"),
+        ({"quantization": "nvfp4"}, True, "the head is the embedding table"),
+    ],
+)
+def test_a_head_that_cannot_be_rounded_is_told(
+    options: dict[str, str], tied: bool, words: str, draft: Path, tmp_path: Path
+) -> None:
+    """The flag was given, so a head of 16 bits would be a surprise."""
+    target = write_target(tmp_path / "dense", **SMALL, quantized=False, tied=tied)
+    out = tmp_path / "b"
+    with pytest.raises(UsageError, match="rounds no head") as caught:
+        edgecc.compile(target, draft, out=out, quantize_head=True, **options, **FAST)
+    assert words in str(caught.value)
+    assert not out.exists()

@@ -172,7 +172,7 @@ class AcceptanceMonitor:
                 "causes: the draft was trained for another target or revision; its block layout, "
                 "mask token or tapped layers are read wrongly; the prompts are far from what it "
                 "was trained on. The text is right, but speculation only costs time: "
-                "`edgecc check` compares the pair, `edgecc verify` the numbers"
+                "`edgecc inspect` shows what was paired, `edgecc verify` checks the numbers"
             )
         if self._all >= self.ALL_LIMIT:
             return self._once(

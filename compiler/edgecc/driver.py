@@ -43,7 +43,7 @@ from edgecc.passes.instruments import Instrument
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.manager import PassManager, PassTiming
 from edgecc.passes.pipeline import parse_pipeline
-from edgecc.passes.quantize import Quantize
+from edgecc.passes.quantize import Quantize, is_head
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.reproduction import KeepReproducer, Runner
 from edgecc.text_side import check_tokenizer, copy_tokenizer
@@ -321,11 +321,12 @@ def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) 
     Raises:
         UsageError: The flag and the role are named, and why weights were left alone.
     """
-    rounded = {
-        symbol.partition(".")[0]
-        for symbol, weight in module.weights.items()
+    sources = [
+        module.weights.resolve(weight.source.inputs[0])
+        for weight in module.weights.values()
         if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
-    }
+    ]
+    rounded = {symbol.partition(".")[0] for symbol in sources}
     for role, flag, format in (
         ("target", "--quantization", options.quantization),
         ("draft", "--draft-quantization", options.draft_quantization),
@@ -342,6 +343,25 @@ def _check_quantized(module: Module, options: CompileOptions, ctx: PassContext) 
                 notes=reasons[:3],
                 help=f"leave out {flag}: weights keep the precision of the files",
             )
+    if options.quantize_head and not any(is_head(symbol) for symbol in sources):
+        raise UsageError(
+            "usage/no-head-to-quantize",
+            "--quantize-head rounds no head",
+            notes=_why_no_head(module, options, ctx),
+            help="leave out --quantize-head: the head keeps the precision of the file",
+        )
+
+
+def _why_no_head(module: Module, options: CompileOptions, ctx: PassContext) -> list[str]:
+    """What is known about heads that were not rounded."""
+    found = {
+        f"{r.where}: {r.message}"
+        for r in ctx.remarks
+        if r.pass_name == Quantize.name and not r.applied and is_head(r.where.removeprefix("@"))
+    }
+    if options.quantization == "auto" and "draft" in module.graphs:
+        return ["the draft reads the target's head: --quantization says how to round that"]
+    return sorted(found) or ["the head is the embedding table"]
 
 
 def _limits(module: Module) -> dict[str, Json]:

@@ -16,7 +16,7 @@ call's rows only the last one needs more.
 
 from __future__ import annotations
 
-from edgecc.errors import InputError, UnsupportedError, UsageError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.decoder_layer import DecoderBuilder
@@ -94,6 +94,18 @@ class Eagle3(Draft):
                 f"{target.hidden_size}",
                 where=f"{self.checkpoint.role}/config.json: target_hidden_size",
                 help=ANOTHER_TARGET,
+            )
+        declared, found = self.config.target_model_type, target.model_type.removesuffix("_text")
+        if declared is not None and declared.removesuffix("_text") != found:
+            self.checkpoint.findings.append(
+                Diagnostic(
+                    "draft/target-family",
+                    f"the draft was trained for a target of model_type {declared!r}, this one is "
+                    f"{target.model_type!r}",
+                    where=f"{self.checkpoint.role}/config.json: target_model_type",
+                    help=ANOTHER_TARGET,
+                    severity=Severity.WARNING,
+                )
             )
 
     def build(self, weights: ModuleWeights, size: DraftSize) -> None:

@@ -40,6 +40,7 @@ class Eagle3Config:
         draft_vocab_size: Rows of the draft's head; None if only the tensors say.
         target_hidden_size: Hidden size of the target, if declared.
         num_target_layers: Layers of the target the draft was trained for, if declared.
+        target_model_type: Family of the target the draft was trained for, if declared.
         norm_before_residual: The residual stream starts from the normed state.
         norm_output: Later steps read the normed state of the step before.
     """
@@ -51,6 +52,7 @@ class Eagle3Config:
     draft_vocab_size: int | None
     target_hidden_size: int | None
     num_target_layers: int | None
+    target_model_type: str | None
     norm_before_residual: bool
     norm_output: bool
 
@@ -77,6 +79,7 @@ def read_eagle3_config(checkpoint: Checkpoint) -> Eagle3Config:
         draft_vocab_size=places.integer("draft_vocab_size"),
         target_hidden_size=places.integer("target_hidden_size"),
         num_target_layers=places.integer("num_target_layers"),
+        target_model_type=family[1] if (family := places.string("target_model_type")) else None,
         norm_before_residual=_set(places, "norm_before_residual"),
         norm_output=_set(places, "norm_output"),
     )

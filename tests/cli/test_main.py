@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -427,3 +428,16 @@ class TestProcess:
         assert done.returncode == code, done.stderr.decode()
         assert done.stderr.decode().splitlines()[-1].startswith("edgecc: error[")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_name_commands_that_exist() -> None:
+    """ "Run `edgecc X`" must be something a user can do."""
+    source = Path(package.__file__).parent
+    named = {
+        (path.name, command)
+        for folder in ("cli", "passes", "frontends", "backends", ".")
+        for path in (source / folder).rglob("*.py")
+        for command in re.findall(r"`edgecc ([a-z-]+)", path.read_text(encoding="utf-8"))
+    }
+    assert len({command for _, command in named}) > 3
+    assert {(file, command) for file, command in named if command not in COMMANDS} == set()

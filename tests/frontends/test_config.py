@@ -480,6 +480,7 @@ def test_rope_parameters_per_layer_type() -> None:
         {"rope_scaling": {"type": "llama3", **LLAMA3, "original_max_position_embeddings": 0}},
         {"partial_rotary_factor": 0},
         {"partial_rotary_factor": 1.5},
+        {"partial_rotary_factor": 1e308},
         {"partial_rotary_factor": 0.01},
         {"partial_rotary_factor": 0.27},
     ],

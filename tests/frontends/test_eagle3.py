@@ -487,12 +487,12 @@ class TestRefused:
             (
                 lambda t: t.pop("midlayer.hidden_norm.weight"),
                 "checkpoint/missing-tensor",
-                ("hidden_norm",),
+                ("no tensor midlayer.hidden_norm.weight",),
             ),
             (
                 lambda t: t.pop("midlayer.self_attn.k_proj.weight"),
                 "checkpoint/missing-tensor",
-                ("k_proj",),
+                ("no tensor midlayer.self_attn.k_proj.weight",),
             ),
             (
                 lambda t: t.update({"fc.weight": t["fc.weight"][:, :64]}),
@@ -603,3 +603,18 @@ class TestRefused:
         assert isinstance(reader, Checkpoint)
         warnings = [f.id for f in reader.findings if f.severity is Severity.WARNING]
         assert warnings == ["config/bias-flag"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"), [("qwen3", []), (None, []), ("qwen3_5_text", ["draft/target-family"])]
+)
+def test_the_family_the_draft_was_trained_for(
+    declared: str | None, told: list[str], tmp_path: Path
+) -> None:
+    """Sizes alone would not show that it is another target."""
+    target = write_target(tmp_path / "t", **SMALL, tokenizer=False)
+    draft = write_eagle3(tmp_path / "d", target_layer_ids=list(TAPS))
+    edit_json(draft / "config.json", target_model_type=declared)
+    reader = lift(target, draft).weights.readers["draft"]
+    assert isinstance(reader, Checkpoint)
+    assert [f.id for f in reader.findings if f.id == "draft/target-family"] == told

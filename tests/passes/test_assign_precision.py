@@ -140,7 +140,7 @@ def test_scores_that_are_returned_are_wide(role):
         ("silu, rms_*", ["rms_norm", "silu"]),
         ("model.layers.0.*", ["rms_norm", "linear", "silu"]),
         ("target: model.layers.?.mlp", ["rms_norm", "linear", "silu"]),
-        ("model.layers.1.*,lin", []),
+        ("gated_*", []),  # an op that this module does not have
     ],
 )
 def test_keep(keep, kept):
@@ -157,6 +157,19 @@ def test_keep(keep, kept):
     ]
     assert wide == kept
     assert sum("kept by" in r.message for r in ctx.remarks) == len(kept)
+
+
+@pytest.mark.parametrize("keep", ["lin", "model.layers.1.*", "rms_norm,rmsnorm"])
+def test_a_name_that_keeps_nothing_is_a_mistake(keep):
+    """A typo would compute in 16 bits what was to stay."""
+    module, b = module_of()
+    x = b.op("rms_norm", b.graph.inputs[0].value, weights=("n",), attrs=RmsNormAttributes(1e-5))
+    b.output(x, "y", Role.ACTIVATION)
+    text = module_text(module)
+    with pytest.raises(UsageError, match="names no op and no module") as caught:
+        AssignPrecision(AssignPrecisionOptions(keep=keep)).run(module, PassContext())
+    assert caught.value.id == "assign-precision/no-match"
+    assert module_text(module) == text
 
 
 def test_attention_and_caches_are_wide():
