@@ -52,9 +52,9 @@ class FuseResidualNorm(RewritePass[NoOptions]):
 
     Exactness
         Exact. Sums of 16 bits are left alone: they are rounded before they are normalized, within
-        the op they would not be. The kernel of ONNX Runtime rounds the last bits of the normalized rows in another
-        way than its `RMSNormalization`; its sums are equal bit for bit, and bits of a row do not
-        depend on the number of rows.
+        the op they would not be. The kernel of ONNX Runtime rounds the last bits of the normalized
+        rows in another way than its `RMSNormalization`; its sums are equal bit for bit, and bits of
+        a row do not depend on the number of rows.
 
     Limits
         Norms over groups of the last axis (per-head norms) are left alone. Where several norms read
