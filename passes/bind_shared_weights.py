@@ -69,7 +69,11 @@ class BindSharedWeights(Pass[BindSharedWeightsOptions]):
         Raises:
             InputError: There is no target, or its tensor does not fit.
         """
-        unbound = {s: w for s, w in module.weights.items() if isinstance(w.source, Unbound)}
+        unbound = {
+            s: w
+            for s, w in module.weights.items()
+            if isinstance(w.source, Unbound) and w.source.role in ROLES
+        }
         for symbol, weight in unbound.items():
             donor = self._donor(module, symbol, weight)
             self._check(module, symbol, weight, donor)
