@@ -69,14 +69,31 @@ def get_pass(name: str) -> type[Pass[Any]]:
     """The class of a pass.
 
     Raises:
-        UsageError: No such pass; the known ones are listed.
+        UsageError: No such pass; the known ones are listed. Or another package brings it, and it
+            does not import or is no pass.
     """
     known = registered()
     if name not in known:
         raise UsageError("pass/unknown", f"unknown pass {name!r}", help=did_you_mean(name, known))
     module, _, attribute = known[name].partition(":")
-    found: type[Pass[Any]] = getattr(importlib.import_module(module), attribute)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the code of another package
+        if name in PASSES:
+            raise
+        raise _broken(name, f"{type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Pass)):
+        raise _broken(name, f"{found!r} is not a class of passes")
     return found
+
+
+def _broken(name: str, reason: str) -> UsageError:
+    return UsageError(
+        "pass/broken",
+        f"pass {name!r} cannot be loaded: {reason}",
+        where=f"entry point {registered()[name]}",
+        help="repair or uninstall the package that brings it",
+    )
 
 
 _LAZY = {

@@ -110,10 +110,20 @@ class BindSharedWeights(Pass[BindSharedWeightsOptions]):
             f"the target's tensor is {module.weights.origin(donor)}, {found.encoding} "
             f"{list(found.shape)}"
         ]
-        if isinstance(found.source, Unbound):
-            raise InputError(
-                "bind/target-unbound", f"the target's {found.source.role} is unbound", notes=facts
-            )
+        for name in module.weights.dependencies(donor):
+            source = module.weights[name].source
+            if isinstance(source, Unbound):
+                raise InputError(
+                    "bind/target-unbound", f"the target's {source.role} is unbound", notes=facts
+                )
+        for shape in (weight.shape, found.shape):
+            if len(shape) != 2:
+                raise InputError(
+                    "bind/no-matrix",
+                    f"{list(shape)} is no matrix: rows and columns were expected",
+                    where=f"weight @{symbol}",
+                    notes=facts,
+                )
         if found.shape[1] != weight.shape[1]:
             raise InputError(
                 "bind/hidden-mismatch",

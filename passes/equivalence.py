@@ -178,15 +178,21 @@ def _first_difference(
 
 
 def _interface_difference(before: Module, after: Module) -> Difference | None:
-    """A graph that is gone, or takes other inputs."""
+    """A graph that is gone, takes other inputs, or has outputs it did not have."""
     for graph in before.entries():
         found = after.graphs.get(graph.name)
         if found is None:
             return Difference(graph.name, "", 0, "the graph is gone")
-        old, new = ([(i.name, i.value.type.shape) for i in g.inputs] for g in (graph, found))
-        if dict(old) != dict(new):
-            changed = sorted({n for n, _ in set(old) ^ set(new)})
+        old, new = (
+            {(i.name, i.value.type.shape, i.role) for i in g.inputs} for g in (graph, found)
+        )
+        if old != new:
+            changed = sorted({name for name, *_ in old ^ new})
             return Difference(graph.name, "", 0, f"other inputs: {', '.join(changed)}")
+        kept, made = ({(o.name, o.role, o.alias) for o in g.outputs} for g in (graph, found))
+        if made - kept:  # fewer are fine
+            changed = sorted({name for name, *_ in made - kept})
+            return Difference(graph.name, "", 0, f"other outputs: {', '.join(changed)}")
     return None
 
 

@@ -43,7 +43,8 @@ class FuseCachedAttention(RewritePass[NoOptions]):
         Nothing; the device record says whether it is wanted.
 
     Exactness
-        Exact.
+        Exact. Rotary embeddings that give 16 bits stay outside: they are rounded before attention
+        reads them, within the op they would not be.
 
     Limits
         The queries must belong to the last of the new rows, for all sizes of the symbols. Heads
@@ -134,6 +135,8 @@ def _rotary(q: Value, k: Value, start: Value) -> tuple[Value, Value, tuple[str, 
     """Unrotated q and k and the tables, when both are rotated at the positions of their rows."""
     q_rope, k_rope = q.producer, k.producer
     if q_rope is None or k_rope is None or q_rope.op.name != "rope" or k_rope.op.name != "rope":
+        return None
+    if min(q.type.dtype.bits, k.type.dtype.bits) < 32:  # rounded here, not within the op
         return None
     if q_rope.weights != k_rope.weights or not _counts_from(k_rope.operands[1], start):
         return None

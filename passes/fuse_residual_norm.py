@@ -51,9 +51,10 @@ class FuseResidualNorm(RewritePass[NoOptions]):
         Nothing.
 
     Exactness
-        Exact. The kernel of ONNX Runtime rounds the last bits of the normalized rows in another
-        way than its `RMSNormalization`; its sums are equal bit for bit, and bits of a row do not
-        depend on the number of rows.
+        Exact. Sums of 16 bits are left alone: they are rounded before they are normalized, within
+        the op they would not be. The kernel of ONNX Runtime rounds the last bits of the normalized
+        rows in another way than its `RMSNormalization`; its sums are equal bit for bit, and bits of
+        a row do not depend on the number of rows.
 
     Limits
         Norms over groups of the last axis (per-head norms) are left alone. Where several norms read
@@ -73,10 +74,19 @@ def _has_groups(node: Node) -> str:
     return f"the norm is over {groups} groups of the last axis" if groups > 1 else ""
 
 
+def _is_rounded(node: Node) -> str:
+    dtype = node.result.type.dtype
+    return f"the sum is rounded to {dtype.value} before the norm" if dtype.bits < 32 else ""
+
+
 class ResidualNorm(Rule):
     """The norm of a sum."""
 
-    pattern = op("rms_norm", op("add", var("a"), var("b"), label="sum"), where=_has_groups)
+    pattern = op(
+        "rms_norm",
+        op("add", var("a"), var("b"), label="sum", where=_is_rounded),
+        where=_has_groups,
+    )
     explains = True
 
     def rewrite(self, match: Match, rewriter: Rewriter) -> None:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecc.errors import EdgeccError, PassError, VerifyError
+from edgecc.errors import EdgeccError, PassError, UsageError
 from edgecc.ir.core import Module
 from edgecc.ir.printer import print_module
-from edgecc.ir.verifier import check_property, verify, verify_or_raise
+from edgecc.ir.verifier import verify, verify_or_raise
 from edgecc.passes import get_pass
 from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.check import CheckPasses, OnMismatch
 from edgecc.passes.instruments import Instrument
+from edgecc.passes.running import require, run_pass
 
 Observer = Callable[[str, int, int], None]
 
@@ -63,7 +64,18 @@ class PassManager:
         check: int = 0,
         on_mismatch: OnMismatch | None = None,
     ) -> None:
+        if check < 0:
+            raise UsageError("usage/check", f"check must be 0 or more, got {check}")
+        if isinstance(passes, str):
+            raise UsageError(
+                "usage/passes",
+                f"{passes!r} is text, expected a list of passes",
+                help="parse it with edgecc.passes.parse_pipeline",
+            )
         self.passes = [get_pass(p)() if isinstance(p, str) else p for p in passes]
+        for item in self.passes:
+            if not isinstance(item, Pass):
+                raise UsageError("usage/passes", f"{item!r} is neither a pass nor the name of one")
         self.verify_each = verify_each
         self.dump_dir = dump_dir
         self.measure_memory = measure_memory
@@ -96,7 +108,7 @@ class PassManager:
                 self.observer(item.name, index, len(self.passes))
             for instrument in self.instruments:
                 instrument.before(item, index, module)
-            self._require(module, item, item.requires, "requires")
+            require(module, item, "requires")
             try:
                 changed, seconds, peak = self._timed(module, item, ctx)
             except EdgeccError as error:
@@ -115,7 +127,7 @@ class PassManager:
             findings = verify(module)
             if findings:
                 raise PassError(*[f.with_note(f"after pass {item.name}") for f in findings])
-        self._require(module, item, item.ensures, "ensures")
+        require(module, item, "ensures")
         self._dump(module, index + 1, item.name)
         for instrument in self.instruments:
             instrument.accepted(item, index, module)
@@ -132,33 +144,13 @@ class PassManager:
             tracemalloc.start()
         start = time.perf_counter()
         try:
-            changed = item.run(module, ctx)
-        except EdgeccError as error:
-            error.add_note(f"in pass {item.name}")
-            raise
-        except Exception as error:
-            raise PassError(
-                "pass/crash",
-                f"pass {item.name} failed: {type(error).__name__}: {error}",
-                help="this is a bug in the pass: --debug shows the traceback, `edgecc reduce` "
-                "makes the input small for a report",
-            ) from error
+            changed = run_pass(item, module, ctx)
         finally:
             seconds = time.perf_counter() - start
             peak = tracemalloc.get_traced_memory()[1] if self.measure_memory else 0
             if self.measure_memory:
                 tracemalloc.stop()
         return changed, seconds, peak
-
-    def _require(
-        self, module: Module, item: Pass[Any], properties: Sequence[str], verb: str
-    ) -> None:
-        for name in properties:
-            findings = check_property(module, name)
-            if findings:
-                # A missing requirement is a pipeline in the wrong order, a broken promise a bug.
-                error = VerifyError if verb == "requires" else PassError
-                raise error(*[f.with_note(f"pass {item.name} {verb} {name}") for f in findings])
 
     def _dump(self, module: Module, index: int, name: str) -> None:
         if self.dump_dir is not None:

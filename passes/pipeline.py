@@ -25,6 +25,9 @@ from edgecc.passes.repeat import Repeat
 
 _TOKEN = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([A-Za-z0-9_.+*/-]+)|([{}(),=])|(\S))')
 
+MAX_DEPTH = 16
+"""Most `repeat` within each other."""
+
 
 def parse_pipeline(text: str) -> list[Pass[Any]]:
     """Passes of a pipeline, with their options.
@@ -48,6 +51,7 @@ class _Parser:
         ]
         self.tokens.append(("", len(text.rstrip())))
         self.at = 0
+        self.depth = 0
 
     def parse(self) -> list[Pass[Any]]:
         passes = self.sequence()
@@ -65,8 +69,12 @@ class _Parser:
         start = self.at
         name = self.name("a pass name")
         if name == "repeat" and self.accept("("):
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                self.fail(f"repeat within repeat more than {MAX_DEPTH} times", start)
             inner = self.sequence()
             self.expect(")")
+            self.depth -= 1
             return Repeat(inner)
         try:
             cls = get_pass(name)
@@ -114,8 +122,12 @@ class _Parser:
     def name(self, what: str) -> str:
         text = self.tokens[self.at][0]
         if text.startswith('"'):
+            try:
+                found = str(json.loads(text))
+            except json.JSONDecodeError as error:
+                self.fail(f"bad string: {error.msg.lower()}")
             self.at += 1
-            return str(json.loads(text))
+            return found
         if not PLAIN_VALUE.fullmatch(text):
             self.fail(f"expected {what}")
         self.at += 1

@@ -8,6 +8,7 @@ from typing import Any
 from edgecc.errors import PassError
 from edgecc.ir.core import Module
 from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.running import require, run_pass
 
 
 class Repeat(Pass[NoOptions]):
@@ -51,11 +52,12 @@ class Repeat(Pass[NoOptions]):
         """Run to a fixed point.
 
         Raises:
-            PassError: There is none.
+            PassError: There is none, or a pass crashed or broke its promise.
+            VerifyError: What a pass requires does not hold.
         """
         changed = False
         for _ in range(self.limit):
-            again = [p.name for p in self.passes if p.run(module, ctx)]
+            again = [p.name for p in self.passes if _run(p, module, ctx)]
             if not again:
                 return changed
             changed = True
@@ -64,3 +66,10 @@ class Repeat(Pass[NoOptions]):
             f"still changing after {self.limit} rounds: {', '.join(again)}",
             help="these passes undo each other's work",
         )
+
+
+def _run(item: Pass[Any], module: Module, ctx: PassContext) -> bool:
+    require(module, item, "requires")
+    changed = run_pass(item, module, ctx)
+    require(module, item, "ensures")
+    return changed

@@ -268,3 +268,52 @@ def test_a_hash_is_no_part_of_the_structure_unless_both_sides_know_one():
     assert diff(made(), made("aa")) == ""
     assert 'hash "bb"' in diff(made("aa"), made("bb"))
     assert fingerprint(made()) == fingerprint(made("aa"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("symbol t: 1..2\nsymbol t: 3..4", "symbol t has a range already"),
+        ("metadata a = 1\nmetadata a = 2", "metadata a is given twice"),
+        ('checkpoint "a" = "x"\ncheckpoint "a" = "y"', "checkpoint 'a' is given twice"),
+        ("metadata a = " + "[" * 100_000, "nested too deeply"),
+        ("symbol t: 1.." + "9" * 5000, "a number of 5000 digits"),
+        ('decision "a\\qb"', "bad string"),
+        ("weight @a : dense<f32> [1] = derived r(n = 1, n = 2)", "parameter n is given twice"),
+        ('weight @a : dense<f32> [1] = derived r(n = 1, n = "")', "parameter n is given twice"),
+        ("weight @a : dense<f32> [1] = derived r(n = [[1], 2])", "expected a number, found '['"),
+        ("weight @a : dense<u8> [1] = inline {weight: 0x000}", "half a byte"),
+        ('weight @a : dense<f32> [1] = alias @b hash "x"', "an alias has no hash"),
+        ('weight @a : dense<f32> [1] = derived add_one(@b) hash "x"', "no weight @b"),
+    ],
+)
+def test_odd_statements_are_input_errors(line, message):
+    with pytest.raises(InputError) as caught:
+        parse_module(f'edgecc.module v1 "m"\n{line}\n')
+    (diagnostic,) = caught.value.diagnostics
+    assert message in diagnostic.message
+
+
+def test_the_caret_of_a_bad_string_is_within_it():
+    with pytest.raises(InputError) as caught:
+        parse_module('edgecc.module v1 "m"\ndecision "ab\\qc"\n')
+    assert caught.value.diagnostics[0].where == "<text>:2:13"
+
+
+def test_the_statement_after_a_bad_one_is_read():
+    text = GOOD.replace("return", '%bad = add(%x, %x) : f32["]\n  return')
+    with pytest.raises(InputError):
+        parse_module(text)
+    text = 'edgecc.module v1 "m"\ngraph @g(%x: f32[4] features) {\n  %y = silu(%x) : f32[-4]\n'
+    with pytest.raises(InputError) as caught:
+        parse_module(text + "  return\n    o = %x features\n}\n")
+    assert [d.message for d in caught.value.diagnostics] == ["negative dimension in [-4]"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text():
+    assert print_module(parse_module("\ufeff" + GOOD)) == print_module(parse_module(GOOD))
+
+
+def test_negative_dimensions_of_weights_are_findings():
+    text = 'edgecc.module v1 "m"\nweight @a : dense<f32> [-1] = unbound "x"\n'
+    assert [d.id for d in verify(parse_module(text))] == ["ir/encoding-shape"]

@@ -6,6 +6,7 @@ import pytest
 
 from edgecc.ir import Builder, DType, Module, Role
 from edgecc.ir.ops.shape import AxisAttributes, SplitAttributes
+from edgecc.ir.parser import parse_module
 from edgecc.ir.patterns import Match, NoMatch, match, op, through, var
 
 
@@ -145,3 +146,17 @@ def test_through_follows_the_operand_it_is_told(net):
     found = net.match(op("sigmoid", through({"concat": 0}, op("silu"))), root)
     assert isinstance(found, NoMatch)
     assert found.reason == "x of concat is a graph input, expected silu"
+
+
+def test_a_chain_ends_where_there_is_no_operand_to_follow():
+    module = parse_module(
+        'edgecc.module v1 "m"\n'
+        "weight @c : dense<f32> [1] = inline {weight: 0x0000803f}\n"
+        "graph @g() {\n  %c = constant(@c) : f32[1]\n  %d = silu(%c) : f32[1]\n"
+        "  return\n    d = %d activation\n}\n"
+    )
+    graph = module.graphs["g"]
+    constant, silu = graph.nodes
+    found = match(op("silu", through(["constant"], var("x"))), module, graph, silu)
+    assert isinstance(found, Match)
+    assert found.value("x") is constant.result

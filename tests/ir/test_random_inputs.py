@@ -119,3 +119,11 @@ def test_integers_nobody_indexes_with_fit_their_type(dtype: DType) -> None:
     array = random_inputs(module)["g"]["x"]
     assert array.dtype == dtype.numpy
     assert len(np.unique(array.astype(np.int64))) > 1
+
+
+def test_inputs_that_fit_nowhere_are_told():
+    module = Module("m", symbols={"t": SymbolRange(10**20, 10**24)})
+    b = Builder(module, "main")
+    b.output(b.input("x", DType.F32, (sym("t"), 4), Role.ACTIVATION), "y", Role.ACTIVATION)
+    with pytest.raises(InputError, match="input %x of graph @main has 4"):
+        random_inputs(module)

@@ -279,3 +279,13 @@ def test_small_modules_without_anything_to_bind():
     module = Module("m")
     module.weights.add("w", dense(np.ones(2)))
     assert not bind(module)[0]
+
+
+def test_what_is_no_matrix_is_refused():
+    module = pair()
+    symbol, weight = next(
+        (s, w) for s, w in module.weights.items() if isinstance(w.source, Unbound)
+    )
+    module.weights.rebind(symbol, replace(weight, shape=weight.shape[:1]))
+    with pytest.raises(InputError, match="is no matrix"):
+        BindSharedWeights().run(module, PassContext())

@@ -222,3 +222,19 @@ def test_a_chain_evaluates_every_version_once(monkeypatch: pytest.MonkeyPatch) -
         graph.nodes[0], [wrong.weights.add("other", dense(np.ones((8, 8)), DType.F32))]
     )
     assert comparer.compare(version, wrong, chained=True).difference is not None
+
+
+def test_new_names_and_roles_of_the_interface_are_differences() -> None:
+    before = simple()
+    renamed, other_role, new_input_role = (clone_module(before) for _ in range(3))
+    renamed.graphs["g"].outputs[0].name = "other"
+    other_role.graphs["g"].outputs[0].role = Role.KV_CACHE
+    new_input_role.graphs["g"].inputs[0].role = Role.KV_CACHE
+    for after, message in (
+        (renamed, "other outputs: other"),
+        (other_role, "other outputs: "),
+        (new_input_role, "other inputs: "),
+    ):
+        difference = compare_modules(before, after).difference
+        assert difference is not None
+        assert difference.message.startswith(message)

@@ -21,6 +21,7 @@ from edgecc.ir import (
     verify,
 )
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.shape import AxisAttributes
 from edgecc.ir.types import substitute
 from edgecc.passes.base import PassContext
@@ -130,6 +131,26 @@ def test_without_rotary_embedding():
     assert node.operands == (p.q, p.k, p.v, p.k_cache, p.v_cache, p.start)
     assert node.attrs == AttentionAttributes(HEADS, KV_HEADS, 0.5)
     assert [n.op.name for n in p.b.graph.nodes] == ["cached_attention"]
+
+
+def test_rotary_embeddings_that_are_rounded_stay_outside():
+    p = parts()
+    narrow = CastAttributes("bf16")
+    p.q, p.k, p.v, p.k_cache, p.v_cache = (
+        p.b.op("cast", v, attrs=narrow) for v in (p.q, p.k, p.v, p.k_cache, p.v_cache)
+    )
+    positions = p.b.op("position_ids", p.start, p.k)
+    tables = rotary(p)
+    p.q, p.k = turn(p, p.q, HEADS, positions, tables), turn(p, p.k, KV_HEADS, positions, tables)
+    k, v = (
+        p.b.op("cache_update", cache, new, p.start)
+        for cache, new in ((p.k_cache, p.k), (p.v_cache, p.v))
+    )
+    attrs = AttentionAttributes(HEADS, KV_HEADS, 0.5)
+    y = p.b.op("attention", p.q, k, v, p.b.op("advance", p.start, p.k), attrs=attrs)
+    p.b.output(y, "y", Role.ACTIVATION)
+    assert check_pass(FuseCachedAttention(), p.b.module, inputs(p.b.module))
+    assert [n.weights for n in fused(p.b.module)] == [()]
 
 
 def test_with_rotary_embedding_at_common_positions():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from edgecc.ir import Builder, DType, Module, Role, SymbolRange, sym
+from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.passes.base import PassContext
 from edgecc.passes.fuse_residual_norm import FuseResidualNorm
@@ -117,6 +118,16 @@ def test_near_misses(make, reason):
     b, (x, y) = graph()
     _, remarks = run(b, make(b, x, y), changed=False)
     assert [r.split(": ")[-1] for r in remarks] == [reason]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_sum_that_is_rounded_before_the_norm(dtype):
+    b, values = graph()
+    x, y = (b.op("cast", v, attrs=CastAttributes(dtype)) for v in values)
+    _, remarks = run(b, norm(b, b.op("add", x, y)), changed=False)
+    assert [r.split(": ")[-1] for r in remarks] == [
+        f"the sum is rounded to {dtype} before the norm"
+    ]
 
 
 @given(modules())

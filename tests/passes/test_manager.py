@@ -13,6 +13,7 @@ from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
 from edgecc.passes.dce import Dce
 from edgecc.passes.manager import PassManager
+from edgecc.passes.repeat import Repeat
 from helpers.pairs import PairOptions, pair
 
 OWN = PairOptions(draft_head="own", draft_embedding="own")
@@ -220,3 +221,41 @@ def test_dumps_end_with_the_last_good_module(tmp_path):
     with pytest.raises(PassError):
         PassManager(passes, dump_dir=tmp_path).run(pair(OWN))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000-input.eir", "001-record.eir"]
+
+
+@pytest.mark.parametrize("answer", [None, "yes", 1])
+@pytest.mark.parametrize("wrap", [list, lambda passes: [Repeat(passes)]])
+def test_a_pass_says_whether_it_changed_anything(answer, wrap):
+    with pytest.raises(PassError, match="pass record returned") as caught:
+        PassManager(wrap([Recorder(answer)])).run(pair(OWN))
+    assert caught.value.id == "pass/no-answer"
+
+
+def test_a_crash_within_repeat_names_the_pass():
+    with pytest.raises(PassError, match="pass fail failed: KeyError: 'x'"):
+        PassManager([Repeat([Fails(KeyError("x"))])]).run(pair(OWN))
+
+
+def test_properties_hold_within_repeat():
+    module = pair()
+    with pytest.raises(VerifyError, match="pass need requires heads-bound"):
+        PassManager([Repeat([Needs()])]).run(module)
+    with pytest.raises(PassError, match="pass promise ensures"):
+        PassManager([Repeat([Promises()])]).run(module)
+
+
+def test_no_memory_is_no_bug():
+    with pytest.raises(MemoryError):
+        PassManager([Fails(MemoryError())]).run(pair(OWN))
+
+
+@pytest.mark.parametrize("passes", ["dce", [None], [3], [Dce]])
+def test_what_is_no_pass(passes):
+    with pytest.raises(UsageError) as caught:
+        PassManager(passes)
+    assert caught.value.id == "usage/passes"
+
+
+def test_a_number_of_checks():
+    with pytest.raises(UsageError):
+        PassManager([Dce()], check=-1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 
 import pytest
 from hypothesis import given
@@ -127,5 +128,32 @@ def test_other_packages_add_passes(monkeypatch):
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [clash])
         with pytest.raises(UsageError, match=r"defined by edgecc\.passes\.dce:Dce and by other"):
             registered()
+    finally:
+        registered.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"d\\qce"', "bad string"),
+        ('"dce', "bad string"),
+        ('assign-precision{keep="a\tb"}', "bad string"),
+        ("repeat(" * 2000 + "dce" + ")" * 2000, "more than 16 times"),
+    ],
+)
+def test_odd_text_is_a_usage_error(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_pipeline(text)
+
+
+@pytest.mark.parametrize("value", ["no.such.module:X", "json:nothing", "json:dumps", "json:"])
+def test_a_pass_that_does_not_load_names_its_entry_point(monkeypatch, value):
+    point = EntryPoint("strange", value, "edgecc.passes")
+    registered.cache_clear()
+    try:
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+        with pytest.raises(UsageError, match=f"entry point {value}") as caught:
+            get_pass("strange")
+        assert caught.value.id == "pass/broken"
     finally:
         registered.cache_clear()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_text
+from edgecc.paths import local_path
 
 
 @click.command(cls=Command, name="lift", short_help="Write checkpoints as IR text.")
@@ -58,4 +57,4 @@ def write_text(output: str | None, text: str) -> None:
     if output is None or output == "-":
         print_text(text)
     else:
-        Path(output).write_text(text, encoding="utf-8")
+        local_path(output, "output").write_text(text, encoding="utf-8")

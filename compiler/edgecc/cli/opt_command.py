@@ -14,7 +14,7 @@ from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.paths import ir_folder
+from edgecc.paths import ir_folder, local_path
 
 if TYPE_CHECKING:
     from edgecc.passes.manager import PassTiming
@@ -47,13 +47,14 @@ def command(console: Console, file: str, **flags: Any) -> int:
 
     passes, device = pipeline(flags)
     dump = None if flags["dump_ir"] is None else ir_folder(flags["dump_ir"])
+    timing = None if flags["timing_json"] is None else local_path(flags["timing_json"], "timing")
     module = read_with_checkpoints(file, flags["checkpoints"])
     ctx = PassContext(device)
     manager = PassManager(
         passes,
         verify_each=flags["verify_each"],
         dump_dir=dump,
-        measure_memory=bool(flags["timing"] or flags["timing_json"]),
+        measure_memory=bool(flags["timing"] or timing),
         instruments=print_ir(console, flags),
         check=flags["check"],
         on_mismatch=KeepReproducer(Runner(device, flags["check"]), dump or Path()),
@@ -64,9 +65,9 @@ def command(console: Console, file: str, **flags: Any) -> int:
         say(line)
     if flags["timing"]:
         console.info(_table(manager.timings, checked=bool(flags["check"])))
-    if flags["timing_json"]:
+    if timing is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in manager.timings]
-        Path(flags["timing_json"]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        timing.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     write_text(flags["output"], print_module(module, locations=flags["locations"]))
     changed = sum(t.changed for t in manager.timings)
     return console.ok(f"{len(passes)} passes, {changed} changed something")

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 check_option = click.option(
     "--check",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 10_000),
     default=0,
     metavar="N",
     help="Compare values before and after each pass on N sets of random inputs.",

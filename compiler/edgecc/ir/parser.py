@@ -10,15 +10,15 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgecc.errors import InputError
-from edgecc.ir.attributes import AttributeSyntaxError, Literal, build_attributes
+from edgecc.errors import InputError, InternalError
+from edgecc.ir.attributes import AttributeSyntaxError, Literal, Scalar, build_attributes
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
 from edgecc.ir.encodings import Encoding, parse_encoding
 from edgecc.ir.lexer import Kind, Token
 from edgecc.ir.ops import get_op
 from edgecc.ir.printer import FORMAT_VERSION, name_hint
-from edgecc.ir.token_stream import FollowUpError, IrSyntaxError, TokenStream, spelled
+from edgecc.ir.token_stream import FollowUpError, IrSyntaxError, TokenStream, spelled, whole_number
 from edgecc.ir.types import Dim, DType, SymbolRange, TensorType, sym
 from edgecc.ir.weights import (
     Alias,
@@ -51,7 +51,7 @@ def parse_module(text: str, *, file: str = "<text>") -> Module:
     """
     if len(text) > MAX_TEXT:
         raise InputError("ir/too-long", f"IR text of {len(text)} characters", where=file)
-    return _Parser(text, file).module()
+    return _Parser(text.removeprefix("\ufeff"), file).module()
 
 
 def read_module(path: Path) -> Module:
@@ -102,10 +102,10 @@ class _Parser(TokenStream):
         for symbol, digest in self.digests.items():
             try:
                 table.state_digest(symbol, digest)
-            except KeyError as error:
+            except InternalError as error:
                 raise InputError(
                     "ir/unknown-weight",
-                    f"weight @{symbol} is made from {error}, which is not there",
+                    f"weight @{symbol} has a hash, but {error.diagnostics[0].message}",
                     where=self.file,
                 ) from error
 
@@ -122,14 +122,20 @@ class _Parser(TokenStream):
         self.result.name = self.string()
 
     def symbol_range(self) -> None:
+        token = self.token
         name = self.word()
+        if name in self.result.symbols:
+            raise IrSyntaxError(f"symbol {name} has a range already", token)
         self.punctuation(":")
         low = self.integer()
         self.punctuation("..")
         self.result.symbols[name] = SymbolRange(low, self.integer())
 
     def metadata(self) -> None:
+        token = self.token
         key = self.name()
+        if key in self.result.metadata:
+            raise IrSyntaxError(f"metadata {key} is given twice", token)
         equals = self.punctuation("=")
         line = self.lines[equals.line - 1][equals.column :]
         try:
@@ -140,7 +146,10 @@ class _Parser(TokenStream):
             self.at += 1
 
     def checkpoint(self) -> None:
+        token = self.token
         role = self.string()
+        if role in self.result.checkpoints:
+            raise IrSyntaxError(f"checkpoint {role!r} is given twice", token)
         self.punctuation("=")
         self.result.checkpoints[role] = self.string()
 
@@ -160,7 +169,10 @@ class _Parser(TokenStream):
         if symbol in self.result.weights:
             raise InputError("ir/duplicate-weight", f"weight @{symbol} is defined twice")
         self.result.weights.add(symbol, weight)
+        token = self.token
         if self.accept("hash"):
+            if isinstance(weight.source, Alias):
+                raise IrSyntaxError("an alias has no hash: it is that of its target", token)
             self.digests[symbol] = self.string()
 
     def encoding(self) -> Encoding:
@@ -200,22 +212,25 @@ class _Parser(TokenStream):
         recipe = self.word()
         self.punctuation("(")
         inputs: list[str] = []
-        params: list[tuple[str, Param]] = []
+        params: dict[str, Param] = {}
 
         def argument() -> None:
             if self.token.kind is Kind.SYMBOL:
                 inputs.append(self.symbol())
                 return
+            token = self.token
             name = self.word()
+            if name in params:
+                raise IrSyntaxError(f"parameter {name} is given twice", token)
             self.punctuation("=")
             token = self.token
             value = self.literal()
             if isinstance(value, tuple):
                 raise IrSyntaxError("a parameter cannot be a list", token)
-            params.append((name, value))
+            params[name] = value
 
         self.items(")", argument)
-        return Derived(recipe, tuple(inputs), tuple(sorted(params)))
+        return Derived(recipe, tuple(inputs), tuple(sorted(params.items())))
 
     def _alias(self) -> Source:
         return Alias(self.symbol())
@@ -231,7 +246,10 @@ class _Parser(TokenStream):
         def part() -> tuple[str, bytes]:
             name = self.word()
             self.punctuation(":")
-            return name, bytes.fromhex(self.take(Kind.HEX).text[2:])
+            token = self.take(Kind.HEX)
+            if len(token.text) % 2:
+                raise IrSyntaxError("half a byte at the end", token)
+            return name, bytes.fromhex(token.text[2:])
 
         return Inline(tuple(self.items("}", part)))
 
@@ -381,10 +399,12 @@ class _Parser(TokenStream):
         return found
 
     def literal(self) -> Literal:
-        token = self.token
         if self.accept("["):
-            items = self.items("]", self.literal)
-            return tuple(i for i in items if not isinstance(i, tuple))
+            return tuple(self.items("]", self.scalar))
+        return self.scalar()
+
+    def scalar(self) -> Scalar:
+        token = self.token
         if token.kind is Kind.STRING:
             return self.string()
         if token.kind is Kind.NAME and token.text in _WORDS:
@@ -393,8 +413,8 @@ class _Parser(TokenStream):
         sign = -1 if self.accept("-") else 1
         if self.accept("inf"):
             return sign * float("inf")
-        number = self.take(Kind.NUMBER).text
-        return sign * (int(number) if number.isdecimal() else float(number))
+        number = self.take(Kind.NUMBER)
+        return sign * (whole_number(number) if number.text.isdecimal() else float(number.text))
 
 
 _STATEMENTS: Mapping[str, str] = {

@@ -233,6 +233,8 @@ class Through(Pattern):
         node = value.producer
         while node is not None and node.op.name in follow:
             index = follow[node.op.name]
+            if index >= len(node.operands):  # a constant has nothing before it
+                break
             bound = bound.with_node("", node)
             what, user = f"{_operand_name(node, index)} of {node.op.name}", node
             value = node.operands[index]

@@ -8,6 +8,7 @@ input depends on the seed, its graph and its name only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
@@ -23,6 +24,9 @@ MOST = 4
 
 _SPAN = 16
 """Width taken of a range without an end."""
+
+_ELEMENTS = 1 << 36
+"""More than fit anywhere: what would need so many is told as a fact about the module."""
 
 
 def random_inputs(module: Module, seed: int = 0, sizes: Mapping[str, int] | None = None) -> Inputs:
@@ -64,7 +68,8 @@ def random_sizes(module: Module, rng: np.random.Generator, *, most: int = MOST) 
     for symbol in sorted(used | set(module.symbols)):
         bounds = module.symbols.get(symbol)
         low, high = (bounds.low, bounds.high) if bounds else (1, max(most, 1))
-        sizes[symbol] = int(rng.integers(low, min(high, max(low, most)), endpoint=True))
+        # As an offset: bounds may be too large for NumPy.
+        sizes[symbol] = low + int(rng.integers(0, min(high, max(low, most)) - low, endpoint=True))
     return sizes
 
 
@@ -76,6 +81,8 @@ def _graph_inputs(
     for item in graph.inputs:
         what = f"input %{item.name} of graph @{graph.name}"
         shape = concrete(item.value.type.shape, sizes, what)
+        if prod(shape) > _ELEMENTS:
+            raise InputError("ir/huge-input", f"{what} has {prod(shape)} elements: {list(shape)}")
         rng = np.random.default_rng([seed, *f"{graph.name} {item.name}".encode()])
         if item.value.type.dtype.is_float:
             made[item.name] = rng.standard_normal(shape, dtype=np.float32)

@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 MAX_ERRORS = 20
 
+MAX_DIGITS = 100
+"""Digits of a whole number: far beyond any size, and read in no time."""
+
 
 class IrSyntaxError(Exception):
     """One error at a token; becomes a diagnostic with line, column and caret."""
@@ -90,15 +93,14 @@ class TokenStream:
 
     def string(self) -> str:
         """Consume a string."""
-        return str(json.loads(self.take(Kind.STRING).text))
+        token = self.take(Kind.STRING)
+        return _unquoted(token, token.text)
 
     def integer(self) -> int:
         """Consume an integer with an optional sign."""
         sign = -1 if self.accept("-") else 1
         token = self.take(Kind.NUMBER)
-        if not token.text.isdecimal():
-            raise IrSyntaxError("expected an integer", token)
-        return sign * int(token.text)
+        return sign * whole_number(token)
 
     def symbol(self) -> str:
         """Consume a symbol; returns it without `@` and quotes."""
@@ -144,15 +146,18 @@ class TokenStream:
 
         Within a graph that is the next line; at the top the next line that begins a statement.
         """
-        start = self.token
+        first, start = self.at, self.token
         try:
             statement()
-        except (IrSyntaxError, FollowUpError, EdgeccError, ValueError) as error:
-            if not isinstance(error, FollowUpError):
+        except (IrSyntaxError, FollowUpError, EdgeccError, ValueError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                self.record(IrSyntaxError("this is nested too deeply", start), start)
+            elif not isinstance(error, FollowUpError):
                 self.record(error, start)
             if len(self.errors) >= MAX_ERRORS:
                 raise InputError(*self.errors) from None
-            line = max(self.token.line, start.line)
+            # A whole statement that makes no sense ends before the next token, not behind it.
+            line = max(self.tokens[max(first, self.at - 1)].line, start.line)
             while self.token.kind is not Kind.END and not (
                 self.token.text in self.statements and self.token.column == 1
                 if top
@@ -164,7 +169,30 @@ class TokenStream:
 def spelled(token: Token) -> str:
     """The name of a value or symbol, without its sign and quotes."""
     text = token.text[1:]
-    return str(json.loads(text)) if text.startswith('"') else text
+    return _unquoted(token, text) if text.startswith('"') else text
+
+
+def whole_number(token: Token) -> int:
+    """The value of a number without fraction and exponent.
+
+    Raises:
+        IrSyntaxError: It has some, or more digits than any number of the IR.
+    """
+    if not token.text.isdecimal():
+        raise IrSyntaxError("expected an integer", token)
+    if len(token.text) > MAX_DIGITS:
+        raise IrSyntaxError(f"a number of {len(token.text)} digits", token)
+    return int(token.text)
+
+
+def _unquoted(token: Token, text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except json.JSONDecodeError as error:
+        place = token.column + len(token.text) - len(text) + error.pos
+        raise IrSyntaxError(
+            f"bad string: {error.msg.lower()}", token._replace(column=place)
+        ) from error
 
 
 def _excerpt(line: str, column: int, width: int = 96) -> tuple[str, str]:

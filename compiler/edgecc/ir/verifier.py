@@ -167,6 +167,9 @@ def _weights(module: Module) -> Iterator[Diagnostic]:
 def _parts(symbol: str, weight: Weight) -> Iterator[Diagnostic]:
     """Whether the encoding holds the shape, and bytes of its own are those of all components."""
     source, where = weight.source, f"weight @{symbol}"
+    if any(d < 0 for d in weight.shape):
+        yield Diagnostic("ir/encoding-shape", f"negative dimension in {weight.shape}", where)
+        return
     try:
         components = weight.encoding.components(weight.shape)
     except ValueError as error:

@@ -183,15 +183,15 @@ class WeightTable(Mapping[str, Weight]):
         """
         if symbol not in self._weights:
             raise InternalError("ir/unknown-weight", f"no weight @{symbol}")
-        seen = [symbol]
-        while isinstance(source := self._weights[seen[-1]].source, Alias):
-            if source.symbol in seen or source.symbol not in self._weights:
+        end, seen = symbol, {symbol: None}
+        while isinstance(source := self._weights[end].source, Alias):
+            end = source.symbol
+            if end in seen or end not in self._weights:
                 raise InternalError(
-                    "ir/bad-alias",
-                    f"alias @{symbol} leads to {' -> '.join([*seen, source.symbol])}",
+                    "ir/bad-alias", f"alias @{symbol} leads to {' -> '.join([*seen, end])}"
                 )
-            seen.append(source.symbol)
-        return seen[-1]
+            seen[end] = None
+        return end
 
     def dependencies(self, symbol: str) -> Iterator[str]:
         """The symbol, and everything its bytes are made from, each once.
