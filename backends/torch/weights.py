@@ -85,11 +85,17 @@ class WeightStore:
             yield start, stop, self.decode(symbol, parts)
 
     def pick(self, symbol: str, rows: list[int]) -> Tensor:
-        """Decoded rows, in the order given; each is one read of packed bytes."""
+        """Decoded rows, in the order given; each is one read of packed bytes.
+
+        A read begins where the encoding stores rows together, at most a group before the row.
+        """
         symbol = self._packed(symbol)
         if not rows:
             return self.decode(symbol, self.table.read(symbol, 0, 0))
-        return torch.cat([self.decode(symbol, self.table.read(symbol, r, r + 1)) for r in rows])
+        weight = self.table[symbol]
+        group = weight.encoding.row_group(weight.shape)
+        reads = (self.table.read(symbol, row - row % group, row + 1) for row in rows)
+        return torch.cat([self.decode(symbol, parts)[-1:] for parts in reads])
 
     def decode(self, symbol: str, parts: Mapping[str, Array]) -> Tensor:
         """Values of component arrays, in the dtype of the store."""
