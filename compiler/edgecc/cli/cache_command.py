@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecc.cli.cache_options import cache_dir_option
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import ResourceError, UsageError
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
 _MAX_DAYS = 100_000
 
-cache_dir_option = click.option(
-    "--cache-dir",
-    metavar="DIR",
-    help="Where the cache is.  [default: $EDGECC_CACHE_DIR or ~/.cache/edgecc]",
-)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object on standard output."
 )
