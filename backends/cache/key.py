@@ -121,15 +121,12 @@ def differences(old: CacheKey, new: CacheKey) -> list[str]:
         found.append("the graph changed")
     if old.lowering != new.lowering:
         found.append("edgecc's lowering changed")
-    changed = sorted(
-        s
-        for s in old.weights.keys() | new.weights.keys()
-        if old.weights.get(s) != new.weights.get(s)
-    )
+    symbols = sorted(old.weights.keys() | new.weights.keys())
+    changed = [s for s in symbols if old.weights.get(s) != new.weights.get(s)]
     if changed:
         names = ", ".join(shown(symbol) for symbol in changed[:_MAX_NAMED])
         more = ", ..." if len(changed) > _MAX_NAMED else ""
-        found.append(f"{len(changed)} of {len(new.weights)} weights changed ({names}{more})")
+        found.append(f"{len(changed)} of {len(symbols)} weights changed ({names}{more})")
     return found
 
 
