@@ -151,10 +151,13 @@ class ArtifactCache:
                 self._report(Diagnostic("cache/too-large", text, severity=Severity.NOTE))
                 return False
             self._store.add(key, files)
-            self._store.prune(max_bytes=self.max_bytes)
         except (OSError, ResourceError) as error:
-            self._unusable(error, "write")
+            self._unusable(error, "written")
             return False
+        try:
+            self._store.prune(max_bytes=self.max_bytes)
+        except OSError as error:
+            self._unusable(error, "pruned")
         return True
 
     def _explain(self, store: Store, key: CacheKey) -> str:
@@ -179,13 +182,13 @@ class ArtifactCache:
         self._report(Diagnostic("cache/damaged", text, where=str(path), severity=Severity.NOTE))
 
     def _unusable(self, error: OSError | EdgeccError, action: str) -> None:
-        """Say that the cache cannot be read or written."""
+        """Say that the cache cannot be read, written or pruned."""
         cause = error.__cause__ if isinstance(error, EdgeccError) else error
         reason = (isinstance(cause, OSError) and cause.strerror) or str(cause or error)
         id, help = "cache/unusable", _ANOTHER_PLACE
         if is_disk_full(cause):
             id, help = "cache/disk-full", f"make room with edgecc cache prune, or {_ANOTHER_PLACE}"
-        text = f"the cache cannot be {'read' if action == 'read' else 'written'}: {reason}"
+        text = f"the cache cannot be {action}: {reason}"
         self._report(_warning(id, text, where=str(self.directory), help=help))
 
 

@@ -348,6 +348,19 @@ class TestUnusable:
             assert bench.names() <= {"CACHEDIR.TAG"}
         assert bench.put(key())
 
+    def test_pruning_that_fails_after_all(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.cache.max_bytes = 9000
+        bench.put(key(name="old"), bytes(7000))
+        with monkeypatch.context() as patch:
+            self.refuse(patch, "unlink", errno.EACCES)
+            assert bench.put(key(), bytes(7000))
+        assert [d.message for d in bench.reported] == [
+            "the cache cannot be pruned: Permission denied"
+        ]
+        assert bench.get(key()) == bytes(7000)
+
     def test_read_only_serves(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.put(key())
         before = (bench.root / "cache" / key().digest / "key.json").stat().st_mtime_ns
