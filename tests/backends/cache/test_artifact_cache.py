@@ -112,6 +112,20 @@ class TestHitsAndMisses:
         assert found.reason == "engine target for sm120 built anew: no cache is used"
 
 
+def test_every_use_is_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our own clock: that of a file system may tick too slowly to tell two uses apart."""
+
+    def used() -> int:
+        (item,) = bench.store.scan()
+        assert item.entry is not None
+        return item.entry.used_ns
+
+    for now, use in enumerate([bench.put, bench.put, bench.get, bench.put], start=1):
+        monkeypatch.setattr(entry_module.time, "time_ns", lambda now=now: now * 10**9)
+        assert use(key())
+        assert used() == now * 10**9
+
+
 class TestLimit:
     def test_the_one_not_used_for_longest_goes(self, tmp_path: Path) -> None:
         bench = Bench(tmp_path, max_bytes=12_000)

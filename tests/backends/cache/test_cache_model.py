@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgecc.backends.cache import CacheKey
 from helpers.cache_entries import Bench, key
 
-LIMIT = 10_000
+LIMIT = 20_000
 KEYS = [
     key(),
     key(name="draft"),
