@@ -2,5 +2,5 @@
 
 `base` holds the contracts, `bundle` the directory format, `onnx` the lowering to ONNX,
 `onnxruntime` the CPU engine, `torch` a second oracle in eager PyTorch, `runtime` the
-engine-agnostic speculative decoding.
+engine-agnostic speculative decoding, `cache` what took long to build.
 """

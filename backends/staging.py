@@ -122,7 +122,7 @@ def _make_work(destination: Path, stack: ExitStack) -> Path:
     name = f".{destination.name}.partial-{os.getpid()}-{secrets.token_hex(4)}"
     work = destination.parent / name
     work.mkdir()
-    lock = _lock(work, wait=True)
+    lock = lock_directory(work, wait=True)
     if lock is not None:
         stack.callback(os.close, lock)
     return work
@@ -136,7 +136,7 @@ def _remove_dead(destination: Path) -> None:
     for work in sorted(found):
         if work.is_symlink() or not work.is_dir():
             continue
-        lock = _lock(work, wait=False)
+        lock = lock_directory(work, wait=False)
         if lock is None:
             continue
         # What another user left behind may have to stay; that is no reason to fail.
@@ -163,7 +163,7 @@ def _restore(work: Path, destination: Path) -> None:
 @contextmanager
 def _alone_in(parent: Path) -> Iterator[None]:
     """Keep other processes from moving directories in `parent`, where it can be locked."""
-    lock = _lock(parent, wait=True)
+    lock = lock_directory(parent, wait=True)
     try:
         yield
     finally:
@@ -171,8 +171,12 @@ def _alone_in(parent: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _lock(directory: Path, *, wait: bool) -> int | None:
-    """Lock a directory.
+def lock_directory(directory: Path, *, wait: bool) -> int | None:
+    """Lock a directory against other processes that ask for the same lock.
+
+    Args:
+        directory: The directory.
+        wait: Until the lock is free, instead of giving up.
 
     Returns:
         The open file that holds the lock. None if the directory cannot be locked, or, without

@@ -14,12 +14,18 @@ from edgecc.cli.main import COMMANDS
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+def parameters(name: str) -> list[click.Parameter]:
+    """The parameters of a command, and of those below it."""
+    command = importlib.import_module(COMMANDS[name]).command
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return [p for c in (command, *below) for p in c.params]
+
+
 def options(name: str) -> list[str]:
     """The first long spelling of every visible option of a command."""
-    command = importlib.import_module(COMMANDS[name]).command
     return [
         next(o for o in p.opts if o.startswith("--"))
-        for p in command.params
+        for p in parameters(name)
         if isinstance(p, click.Option) and not p.hidden
     ]
 
@@ -28,6 +34,9 @@ def options(name: str) -> list[str]:
 def test_every_command_and_option_is_in_the_reference(name):
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert re.search(rf"^edgecc {name}\s", text, re.MULTILINE)
+    command = importlib.import_module(COMMANDS[name]).command
+    if isinstance(command, click.Group):
+        assert [c for c in command.commands if f"`{name} {c}`" not in text] == []
     short = {"--output": "-o", "--num-speculative-tokens": "-k", "--context": "-U"}
     short |= {"--pass-pipeline": "-p", "--verbose": "-v", "--quiet": "-q"}
     short |= {"--verify-each": "--no-verify-each"}
@@ -43,10 +52,9 @@ def test_no_option_is_documented_that_does_not_exist():
 
 
 def _all_spellings(name: str) -> list[str]:
-    command = importlib.import_module(COMMANDS[name]).command
     return [
         spelling
-        for p in command.params
+        for p in parameters(name)
         if isinstance(p, click.Option)
         for spelling in (*p.opts, *p.secondary_opts)
     ]

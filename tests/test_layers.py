@@ -191,6 +191,10 @@ def test_runtime_starts_without_the_compiler() -> None:
     assert loaded_by("edgecc.backends.runtime", *COMPILER, *FRAMEWORKS, "networkx") == []
 
 
+def test_the_cache_knows_no_engine() -> None:
+    assert loaded_by("edgecc.backends.cache", *COMPILER, *FRAMEWORKS, "numpy", "networkx") == []
+
+
 def test_importing_edgecc_loads_nothing_heavy() -> None:
     heavy = ("numpy", "networkx", "onnxruntime", "tokenizers", "safetensors", "rich", "click")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -40,10 +41,13 @@ class TestHelp:
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_of_each_command(self, edgecc: Command, name: str) -> None:
-        result = edgecc(name, "--help")
-        assert (result.code, result.err) == (0, "")
-        assert result.out.startswith(f"Usage: edgecc {name}")
-        assert "--debug" in result.out
+        command = importlib.import_module(COMMANDS[name]).command
+        below = [[name, each] for each in getattr(command, "commands", ())]
+        for words in ([name], *below):
+            result = edgecc(*words, "--help")
+            assert (result.code, result.err) == (0, "")
+            assert result.out.startswith(f"Usage: edgecc {' '.join(words)}")
+            assert ("--debug" in result.out) is (words in below or not below)
 
     def test_summaries_are_the_commands_own(self, edgecc: Command) -> None:
         """The list is written down, so that showing it imports no command."""

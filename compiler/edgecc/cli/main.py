@@ -37,6 +37,7 @@ COMMANDS = {
     "diff": "edgecc.cli.diff_command",
     "passes": "edgecc.cli.passes_command",
     "explain": "edgecc.cli.explain_command",
+    "cache": "edgecc.cli.cache_command",
 }
 """Command name to the module that holds it as `command`."""
 
@@ -70,6 +71,7 @@ class LazyGroup(click.Group):
                     ("diff", "Compare two IR texts."),
                     ("passes", "List the passes, or show the manual of one."),
                     ("explain", "Say where a tensor or node comes from."),
+                    ("cache", "Show or prune the cache of built artifacts."),
                 ]
             )
 

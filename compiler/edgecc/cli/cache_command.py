@@ -1,0 +1,202 @@
+"""`edgecc cache`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecc.cli.cache_options import cache_dir_option
+from edgecc.cli.options import Command, common
+from edgecc.cli.output import Console, print_json, print_text
+from edgecc.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from edgecc.backends.cache import CacheKey, Store
+    from edgecc.backends.cache.store import Found
+
+_MAX_DAYS = 100_000
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on standard output."
+)
+
+
+@click.group(name="cache", short_help="Show or prune the cache of built artifacts.")
+def command() -> None:
+    """Show or prune the cache of what takes long to build.
+
+    `edgecc cache COMMAND --help` has the options.
+    """
+
+
+@command.command(cls=Command, name="ls", short_help="List what is in it.")
+@cache_dir_option
+@json_option
+@common
+def ls(console: Console, cache_dir: str | None, as_json: bool) -> int:
+    """List the entries of the cache, the one used last at the end."""
+    from edgecc.backends.cache import format_size
+
+    store = _store(cache_dir)
+    with _readable(store):
+        found = store.scan()
+    total = sum(item.bytes for item in found)
+    if as_json:
+        entries = [_facts(item) for item in found]
+        print_json({"directory": str(store.directory), "bytes": total, "entries": entries})
+    else:
+        for item in found:
+            print_text(_row(item) + "\n")
+    return console.ok(f"{_count(len(found), 'entry')}, {format_size(total)}")
+
+
+@command.command(cls=Command, name="prune", short_help="Remove what is old, damaged or too much.")
+@cache_dir_option
+@click.option(
+    "--max-size", metavar="SIZE", help="Keep at most this much: 50G, 500MiB.  [default: 50G]"
+)
+@click.option(
+    "--older-than", type=float, metavar="DAYS", help="Remove what was not used for so many days."
+)
+@click.option("--all", "everything", is_flag=True, help="Remove everything.")
+@json_option
+@common
+def prune(
+    console: Console,
+    cache_dir: str | None,
+    max_size: str | None,
+    older_than: float | None,
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Remove damaged entries, leftovers of killed processes, and what is old or too much.
+
+    What was not used for longest goes first. Files that are not the cache's own stay.
+    """
+    from edgecc.backends.cache import DEFAULT_MAX_BYTES, format_size, parse_size
+
+    if everything and (max_size is not None or older_than is not None):
+        raise UsageError("usage/contradiction", "--all leaves nothing to choose from")
+    if older_than is not None and not 0 <= older_than <= _MAX_DAYS:
+        raise UsageError(
+            "usage/older-than", f"--older-than {older_than:g} is not between 0 and {_MAX_DAYS} days"
+        )
+    store = _store(cache_dir)
+    limit = DEFAULT_MAX_BYTES if max_size is None else parse_size(max_size)
+    seconds = None if older_than is None else older_than * 86400
+    with _readable(store):
+        done = store.prune(max_bytes=limit, older_than_s=seconds, everything=everything)
+    for entry in done.removed:
+        console.detail(f"  removed {_title(entry.key)}")
+    if as_json:
+        print_json(
+            {
+                "directory": str(store.directory),
+                "removed": [entry.path.name for entry in done.removed],
+                "damaged": done.damaged,
+                "leftovers": done.leftovers,
+                "freed_bytes": done.freed_bytes,
+                "kept": done.kept,
+                "kept_bytes": done.kept_bytes,
+            }
+        )
+    others = [
+        _count(number, noun)
+        for number, noun in ((done.damaged, "damaged entry"), (done.leftovers, "leftover"))
+        if number
+    ]
+    gone = ", ".join([_count(len(done.removed), "entry"), *others])
+    left = f"{_count(done.kept, 'entry')}, {format_size(done.kept_bytes)}"
+    return console.ok(f"removed {gone}: {format_size(done.freed_bytes)}; left {left}")
+
+
+@command.command(cls=Command, name="path", short_help="Say where it is.")
+@cache_dir_option
+@common
+def path(console: Console, cache_dir: str | None) -> int:
+    """Print the directory of the cache, whether it exists or not."""
+    print_text(f"{_store(cache_dir).directory}\n")
+    return console.ok("cache directory")
+
+
+def _store(cache_dir: str | None) -> Store:
+    """The cache of the user.
+
+    Raises:
+        UsageError: There is no such path.
+    """
+    from edgecc.backends.cache import Store, cache_directory
+
+    return Store(cache_directory(cache_dir))
+
+
+@contextmanager
+def _readable(store: Store) -> Iterator[None]:
+    """Say which cache it is that cannot be read or changed.
+
+    Raises:
+        UsageError: It is no directory.
+        ResourceError: The system refuses.
+    """
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise UsageError("cache/not-a-folder", f"{store.directory} is no directory") from error
+    except OSError as error:
+        where = str(error.filename or store.directory)
+        raise ResourceError(
+            "cache/unusable", f"the cache cannot be used: {error.strerror}", where=where
+        ) from error
+
+
+def _facts(item: Found) -> dict[str, Any]:
+    facts: dict[str, Any] = {"entry": item.path.name, "bytes": item.bytes, "damage": item.damage}
+    if item.entry is not None:
+        facts["key"] = item.entry.key.to_json()
+        facts["files"] = {name: file.bytes for name, file in item.entry.files.items()}
+        facts["last_used"] = _date(item.entry.used_ns).isoformat(timespec="seconds")
+    return facts
+
+
+def _row(item: Found) -> str:
+    from edgecc.backends.cache import format_size
+    from edgecc.backends.cache.key import shown
+
+    head = f"{item.path.name[:12]}  {format_size(item.bytes):>9}"
+    if item.entry is None:
+        return f"{head}  damaged: {shown(item.damage)}"
+    key = item.entry.key
+    builder = f"{shown(key.builder)} {shown(key.builder_version)}"
+    return f"{head}  {_age(item.entry.used_ns):>12}  {_title(key)}, {builder}"
+
+
+def _title(key: CacheKey) -> str:
+    from edgecc.backends.cache.key import shown
+
+    return f"{shown(key.kind)} {shown(key.name)} for {shown(key.device)}"
+
+
+def _date(time_ns: int) -> datetime:
+    """A time of the file system; years that a calendar does not have become 1970."""
+    try:
+        return datetime.fromtimestamp(time_ns // 10**9, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _age(time_ns: int) -> str:
+    seconds = max(0, time.time_ns() - time_ns) // 10**9
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{_count(seconds // length, unit)} ago"
+    return "just now"
+
+
+def _count(number: int, noun: str) -> str:
+    many = noun[:-1] + "ies" if noun.endswith("try") else noun + "s"
+    return f"{number} {noun if number == 1 else many}"
