@@ -129,7 +129,7 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 
 def _tensors(module: Module) -> dict[str, Any]:
-    """The weights the plans hold, by the symbol they are stored under in checkpoint or table."""
+    """The weights the plans hold, by the symbol of what they are made of, and which plans do."""
     found: dict[str, Any] = {}
     for graph in module.graphs.values():
         for symbol in graph.used_weights():
@@ -143,5 +143,8 @@ def _tensors(module: Module) -> dict[str, Any]:
                 name = module.weights.resolve(source.inputs[0])
             weight = module.weights[name]
             part = weight.encoding.components(weight.shape)["weight"].dtype
-            found[name] = {"dtype": SAFETENSORS_DTYPES[part], "shape": list(weight.shape)}
+            made = {"dtype": SAFETENSORS_DTYPES[part], "shape": list(weight.shape), "engines": []}
+            engines = found.setdefault(name, made)["engines"]
+            if graph.name not in engines:
+                engines.append(graph.name)
     return found

@@ -136,15 +136,16 @@ def _engines(artifacts: Mapping[str, Any]) -> dict[str, Any]:
     if not built:
         return {}
     return {
-        "engines": {
-            device: {
-                "built_with": f"{a['library']} {a['library_version']}",
-                "runs_on": [f"sm{n}" for n in a["compute_capabilities"]],
-                "computes_in": a["compute_type"],
-                "plans": {name: _engine(e) for name, e in a["engines"].items()},
-            }
+        "built_for": {
+            device: f"compute capability {', '.join(map(str, a['compute_capabilities']))}, by "
+            f"{a['library']} {a['library_version']}, computes in {a['compute_type']}"
             for device, a in built.items()
-        }
+        },
+        "engines": {
+            f"{device}/{name}": _engine(engine)
+            for device, a in built.items()
+            for name, engine in a["engines"].items()
+        },
     }
 
 
