@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
-from edgecc.backends.tensorrt.shape import cut_tensor, row_numbers
+from edgecc.backends.tensorrt.shape import row_numbers
 from edgecc.backends.tensorrt.weights import table
 from edgecc.ir.core import Node, Value
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
@@ -110,26 +110,19 @@ def _later(e: Emitter, q: Value) -> Tensor:
 
 @lowers("split_heads")
 def split_heads(e: Emitter, node: Node) -> None:
-    """Slices of the head axis, between reshapes."""
+    """A gather of columns for each piece: known indices, whatever the sizes of the other axes."""
     attrs = node.attrs
     assert isinstance(attrs, SplitHeadsAttributes)
     (value,) = node.operands
-    *lead, _ = value.type.shape
-    flat = e.reshape(e.value(value), (*lead, attrs.heads, sum(attrs.sizes)))
-    edges = np.cumsum((0, *attrs.sizes)).tolist()
-    pieces = []
-    for result, start, stop in zip(node.results, edges, edges[1:], strict=False):
-        piece = _cut_last(e, flat, value, start, stop)
-        pieces.append(e.reshape(piece, result.type.shape))
+    width = sum(attrs.sizes)
+    first, pieces = 0, []
+    for size in attrs.sizes:
+        columns = np.arange(first, first + size) + width * np.arange(attrs.heads)[:, None]
+        index = e.constant(columns.reshape(-1).astype(np.int64))
+        layer = e.network.add_gather(e.value(value), index, value.type.rank - 1)
+        pieces.append(e.out("gather", layer))
+        first += size
     e.result(node, *pieces)
-
-
-def _cut_last(e: Emitter, flat: Tensor, value: Value, start: int, stop: int) -> Tensor:
-    """Elements of the last axis of `[lead..., heads, width]`."""
-    heads, _ = flat.shape[-2:]
-    shape = (*value.type.shape[:-1], int(heads), stop - start)
-    like = Value(type(value.type)(value.type.dtype, shape), value.name, None, 0)
-    return cut_tensor(e, flat, like, len(shape) - 1, start, stop)
 
 
 def _heads(e: Emitter, x: Tensor, shape: tuple[Dim, ...], heads: int, width: int) -> Tensor:

@@ -20,25 +20,14 @@ def _axis(node: Node) -> int:
 
 def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
     """Elements `start`..`stop` of an axis; the other axes whole, whatever their sizes."""
-    return cut_tensor(e, e.value(value), value, axis, start, stop)
-
-
-def cut_tensor(e: Emitter, x: Tensor, like: Value, axis: int, start: int, stop: int) -> Tensor:
-    """`cut` of a tensor that has the sizes of a value on all other axes."""
-    rank = like.type.rank
+    rank = value.type.rank
     starts = tuple(start if a == axis else 0 for a in range(rank))
-    sizes = [stop - start if a == axis else d for a, d in enumerate(e.shape(like))]
-    layer = e.layer(
-        "slice",
-        e.network.add_slice(x, starts, tuple(max(d, 0) for d in sizes), (1,) * rank),
-    )
+    sizes = [stop - start if a == axis else d for a, d in enumerate(e.shape(value))]
+    known = tuple(max(d, 0) for d in sizes)
+    layer = e.layer("slice", e.network.add_slice(e.value(value), starts, known, (1,) * rank))
     if -1 in sizes:
-        wanted = [
-            e.constant(np.array([stop - start], dtype=np.int64))
-            if a == axis
-            else e.run_size(like, a)
-            for a in range(rank)
-        ]
+        length = e.constant(np.array([stop - start], dtype=np.int64))
+        wanted = [length if a == axis else e.run_size(value, a) for a in range(rank)]
         layer.set_input(2, _join(e, wanted, 0))
     return layer.get_output(0)
 

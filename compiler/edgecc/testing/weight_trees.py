@@ -105,6 +105,8 @@ def weight_trees(
     own = st.builds(Bytes, st.just(shape), st.sampled_from(held), SEEDS)
     options: list[st.SearchStrategy[WeightTree]] = [own, own, st.builds(AnotherName, own)]
     options.append(own.map(lambda of: Made("dequantize", (of,))))
+    if all(e in encodings_of(shape) for e in encodings) and Dense(DType.BF16) in encodings:
+        options.append(own.map(lambda of: Made("narrow", (of,), (("dtype", "bf16"),))))
     if len(shape) == 2:
         options.append(_stacked(shape, held))
         packed = [e for e in held if isinstance(e, NVFP4)]
