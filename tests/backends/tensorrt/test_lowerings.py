@@ -208,7 +208,7 @@ def test_forms_of_weights_build_where_the_records_say(trt, form, dtype):
 
 def test_a_packed_weight_stays_packed_in_the_plan(trt):
     """4 bits and a scale of 8 for each 16; also where the product is in float32."""
-    rows, columns = 4096, 1024
+    rows, columns = 8192, 2048
     for dtype in (BF16, F32):
 
         def make(n, dtype=dtype):
@@ -220,7 +220,7 @@ def test_a_packed_weight_stays_packed_in_the_plan(trt):
 
         plan, facts = built(trt, net(make), "sm120")
         assert facts["weight_bytes"] == rows * columns * 9 // 16
-        assert len(plan) <= 1.1 * facts["weight_bytes"] + 300_000
+        assert len(plan) <= 1.1 * facts["weight_bytes"]
 
 
 def test_the_8_bit_form_of_nvfp4_is_exact():
