@@ -88,8 +88,8 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         `dtype`: `bf16` or `f16`. `keep`: ops and modules that stay in float32. `caches`: attention
         and KV caches become narrow too; the caches are graph inputs, so this changes the types of
         the entry, and it has to come before `outline-shared`. `scores`: with `packed`, layers with
-        dense weights give narrow scores. For engines that keep a constant as wide as it is multiplied:
-        there a float32 product doubles the bytes of 16-bit weights, and not of packed ones.
+        dense weights give narrow scores. For engines that keep a constant as wide as it is
+        multiplied: there a float32 product doubles the bytes of 16-bit weights, not of packed ones.
 
     Requires and ensures
         Nothing. After the fusions, which do not look through casts. Weights keep their encodings,
