@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.encodings import Dense
 from edgecc.ir.ops import OPS
 from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.rewriter import Rewriter
-from edgecc.ir.types import DType
+from edgecc.ir.types import DType, TensorType
 from edgecc.passes.base import Pass, PassContext, site
 from edgecc.roles import Role
 
@@ -29,6 +30,11 @@ NARROW = frozenset(
 """Ops that compute in the narrow type. All others keep float32: attention and caches (scores,
 softmax and the rows of earlier calls), choices of tokens, calls, embeddings as they are read."""
 
+CACHED = ("cache_update", "attention", "cached_attention")
+"""Ops over KV caches, narrowed with the caches on request."""
+
+SCORES = ("wide", "packed")
+
 _READS_SHAPE = ("position_ids", "advance")
 _CHOOSES = ("argmax", "markov_chain")
 _WIDE_OUTPUTS = (Role.LOGITS, Role.BASE_LOGITS, Role.DRAFT_LOGITS, Role.CONFIDENCE)
@@ -41,10 +47,15 @@ class AssignPrecisionOptions:
     `dtype`: `bf16` or `f16`.
     `keep`: names of ops or of modules with `*` and `?`, separated by commas, that stay in float32:
     `rms_norm`, `*.layers.0.*`. A pattern that names nothing is an error.
+    `caches`: narrow attention and KV caches as well.
+    `scores`: which linear layers keep float32 results because tokens are chosen by them: all
+    (`wide`), or only those whose weights are `packed`.
     """
 
     dtype: str = "bf16"
     keep: str = ""
+    caches: bool = False
+    scores: str = "wide"
 
 
 class AssignPrecision(Pass[AssignPrecisionOptions]):
@@ -75,7 +86,11 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         ```
 
     Options
-        `dtype`: `bf16` or `f16`. `keep`: ops and modules that stay in float32.
+        `dtype`: `bf16` or `f16`. `keep`: ops and modules that stay in float32. `caches`: attention
+        and KV caches become narrow too; the caches are graph inputs, so this changes the types of
+        the entry, and it has to come before `outline-shared`. `scores`: with `packed`, layers with
+        dense weights give narrow scores. For engines that keep a constant as wide as it is
+        multiplied: there a float32 product doubles the bytes of 16-bit weights, not of packed ones.
 
     Requires and ensures
         Nothing. After the fusions, which do not look through casts. Weights keep their encodings,
@@ -84,7 +99,8 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
     Exactness
         Rounds every narrow result once. The tolerance is 0.25 for `bf16` and 0.05 for `f16`,
         relative to the largest result. Linear layers whose results are logits, or are added up to
-        logits, read rounded values and give float32, so that no two tokens tie by rounding.
+        logits, read rounded values and give float32, so that no two tokens tie by rounding; with
+        `scores=packed` those with dense weights can tie.
 
     Limits
         `f16` overflows above 65504: bf16 models may need `keep`. Devices that compute in float32
@@ -102,6 +118,12 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
                 f"assign-precision: dtype {self.options.dtype!r} is not one of 16 bits",
                 help=did_you_mean(self.options.dtype, TOLERANCES),
             )
+        if self.options.scores not in SCORES:
+            raise UsageError(
+                "pass/bad-option",
+                f"assign-precision: scores {self.options.scores!r}",
+                help=did_you_mean(self.options.scores, SCORES),
+            )
         self.tolerance = TOLERANCES[self.options.dtype]  # type: ignore[misc]
         self._keep = [p for p in (k.strip() for k in self.options.keep.split(",")) if p]
 
@@ -115,7 +137,7 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         changed = False
         for graph in module.graphs.values():
             wide = _scores(graph)
-            chosen = [n for n in graph.nodes if self._narrows(graph, n, wide, ctx)]
+            chosen = [n for n in graph.nodes if self._narrows(module, graph, n, wide, ctx)]
             if chosen:
                 _Narrowing(module, graph, DType(self.options.dtype), self.name).apply(chosen)
                 self.remark(ctx, f"@{graph.name}", f"{len(chosen)} ops", applied=True)
@@ -123,12 +145,22 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         return changed
 
     def _narrows(
-        self, graph: Graph, node: Node, wide: Mapping[Node, str], ctx: PassContext
+        self,
+        module: Module,
+        graph: Graph,
+        node: Node,
+        wide: Mapping[Node, str],
+        ctx: PassContext,
     ) -> bool:
         """Whether a node is to compute in 16 bits: it does so in float32 now, and may."""
-        if node.op.name not in NARROW or all(r.type.dtype is not DType.F32 for r in node.results):
+        allowed = node.op.name in NARROW or (self.options.caches and node.op.name in CACHED)
+        if not allowed or all(r.type.dtype is not DType.F32 for r in node.results):
             return False
         reason = self._kept(node) or wide.get(node, "")
+        if node in wide and self.options.scores == "packed" and node.op.name == "linear":
+            encoding = module.weights[module.weights.resolve(node.weights[0])].encoding
+            narrow = isinstance(encoding, Dense) and encoding.dtype.bits == 16
+            reason = self._kept(node) if narrow else reason
         if reason:
             self.remark(ctx, site(graph, node), reason, applied=False)
         return not reason
@@ -164,6 +196,7 @@ class _Narrowing:
 
     def apply(self, nodes: list[Node]) -> None:
         """Replace each node by a narrow one between casts; casts that undo each other go."""
+        self._narrow_caches(nodes)
         for node in nodes:
             self._replace(node)
         for node in list(self._rewriter.graph.nodes):
@@ -173,6 +206,14 @@ class _Narrowing:
         for cast in reversed(self._casts):
             if not cast.result.uses and cast.result not in outputs:
                 self._rewriter.erase(cast)
+
+    def _narrow_caches(self, nodes: list[Node]) -> None:
+        """Retype the cache inputs that only narrow ops read."""
+        chosen = set(nodes)
+        for item in self._rewriter.graph.by_role(Role.KV_CACHE):
+            users = item.value.users()
+            if users and all(n in chosen and n.op.name in CACHED for n in users):
+                item.value.type = TensorType(self._dtype, item.value.type.shape)
 
     def _replace(self, node: Node) -> None:
         made = self._rewriter.insert(
@@ -186,7 +227,10 @@ class _Narrowing:
         )
         wide = []
         for old, new in zip(node.results, made.results, strict=True):
-            if new.type != old.type:
+            if _is_cache(new):
+                old.type = new.type  # like the buffer it overwrites
+                wide.append(new)
+            elif new.type != old.type:
                 cast = self._cast(new, DType.F32, node, old.name)
                 self._narrow[cast] = new
                 self._widened.add(cast)
@@ -216,6 +260,12 @@ def _names(node: Node) -> tuple[str, str, str]:
     """What a pattern can name a node by: its op, where it comes from, the same without the role."""
     origin = node.location.origin
     return node.op.name, origin, origin.partition(": ")[2] or origin
+
+
+def _is_cache(value: Value) -> bool:
+    """Whether a value is an updated cache: `attention` has none, `cached_attention` two."""
+    node = value.producer
+    return node is not None and node.op.name in CACHED and value.type.rank == 4
 
 
 def _scores(graph: Graph) -> dict[Node, str]:

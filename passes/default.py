@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgecc.devices import Device
+from edgecc.passes.assign_precision import AssignPrecision, AssignPrecisionOptions
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
 from edgecc.passes.canonicalize import Canonicalize
@@ -70,7 +71,15 @@ def default_pipeline(
         Dce(),
         # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
+        *([_narrow(device)] if device.is_narrow else []),
         OutlineShared(),
         Dce(),
         Legalize(LegalizeOptions(device.name)),
     ]
+
+
+def _narrow(device: Device) -> AssignPrecision:
+    """The device's 16-bit type for everything between token ids and scores."""
+    return AssignPrecision(
+        AssignPrecisionOptions(device.compute_type, caches=True, scores="packed")
+    )

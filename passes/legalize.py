@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from edgecc.devices import EVALUATED_ONLY, Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import Dense, Encoding, Int8Block
+from edgecc.ir.encodings import Dense, Encoding
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext, site
+from edgecc.passes.lower_encodings import multiplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,9 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
             )
         ]
     findings = _types(node, device, where)
-    for symbol in node.weights:
+    for index, symbol in enumerate(node.weights):
         encoding = module.weights[module.weights.resolve(symbol)].encoding
-        if not _computes(node.op.name, encoding):
+        if not _computes(node.op.name, encoding, device, matrix=index == 0):
             findings.append(
                 Diagnostic(
                     "legalize/encoding",
@@ -142,10 +143,12 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
     return findings
 
 
-def _computes(op: str, encoding: Encoding) -> bool:
-    """Whether every device has a kernel of the op for this encoding."""
+def _computes(op: str, encoding: Encoding, device: Device, *, matrix: bool) -> bool:
+    """Whether the device has a kernel of the op for this encoding of one of its weights."""
     if op in ("embedding", "lookup"):
         return isinstance(encoding, Dense)
     if op == "constant" and isinstance(encoding, Dense):
         return encoding.dtype in _CONSTANTS
-    return encoding == Dense(DType.F32) or (isinstance(encoding, Int8Block) and op == "linear")
+    if op == "linear" and matrix:
+        return multiplies(encoding, device, device.native_linear)
+    return encoding == Dense(DType.F32)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.devices import LinearForm
+from edgecc.devices import DEVICES, Device, LinearForm
 from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block
+from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int8Block
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext
 
 _F32 = Dense(DType.F32)
 
+NARROW_TOLERANCE = 0.05
+"""Relative error of results of a few layers whose weights are rounded to 16 bits once."""
+
 
 @dataclass(frozen=True, slots=True)
 class LowerEncodingsOptions:
     """How to lower.
 
-    `form`: `dense` or `int8-split` for quantized linear layers; `auto` asks the device.
+    `form`: `dense`, `int8-split` or `int8-block` for quantized linear layers; `auto` asks the
+    device and leaves alone what it reads as stored.
     `device`: whose form that is; the one being compiled for when empty.
     """
 
@@ -31,15 +35,17 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
     """Replace weights by derived ones in encodings the device has kernels for.
 
     What it does
-        For devices without kernels for packed formats or bf16, each linear weight, norm weight and
-        bias becomes a derived weight: `dequantize` to dense f32, or `int8_codes` for NVFP4 linear
-        layers in the form `int8-split`. Dense embedding tables stay as stored: rows are widened
-        after the look-up; packed ones are dequantized.
+        Each weight that the device cannot compute with becomes a derived weight. On a device that
+        computes in float32 that is `dequantize` to dense f32; on one that computes in 16 bits,
+        `narrow` to dense bf16 (f32 for norms and biases). NVFP4 linear layers become `int8_codes`
+        in the forms `int8-split` and `int8-block`. Encodings in the device's `native_linear` stay.
+        Dense embedding tables stay as stored: rows are widened after the look-up; packed ones are
+        dequantized.
 
     Why
-        The derived weight is a recipe, not data. Recipes of this kind are applied when a session is
-        loaded, so packed weights stay packed in the bundle, and a weight used twice is expanded
-        once.
+        The derived weight is a recipe, not data. On the CPU, recipes of this kind are applied when
+        a session is loaded, so packed weights stay packed in the bundle, and a weight used twice is
+        expanded once.
 
     Example:
         ```
@@ -58,11 +64,14 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         Requires `heads-bound`.
 
     Exactness
-        The weights are exact in both forms. `int8-split` kernels round activations to 16 bits in
-        blocks, a relative error of about 2e-5 per layer.
+        `dequantize` and `int8_codes` are exact. `int8-split` kernels round activations to 16 bits
+        in blocks, a relative error of about 2e-5 per layer. `narrow` rounds each value once, by at
+        most 2^-9 of it: for a device that computes in 16 bits, weights that are neither native nor
+        NVFP4 (INT4, FP8 with block scales).
 
     Limits
         `int8-split` is for NVFP4: weights in other packed formats (FP8, INT8, INT4) run dense.
+        No activations are quantized: W4A4 checkpoints run with 16-bit activations.
     """
 
     name = "lower-encodings"
@@ -70,19 +79,25 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
     requires = ("heads-bound",)
     tolerance = 1e-4
 
+    def __init__(self, options: LowerEncodingsOptions | None = None) -> None:
+        super().__init__(options)
+        device = DEVICES.get(self.options.device)
+        if device is not None and device.is_narrow:
+            self.tolerance = NARROW_TOLERANCE  # type: ignore[misc]
+
     def run(self, module: Module, ctx: PassContext) -> bool:
         """Rewrite the weights of every node that computes with them."""
-        form = self._form(ctx)
+        device = ctx.device_for(self.options.device)
+        form = self._form(device)
         changed = False
         for graph in module.graphs.values():
             for node in graph.nodes:
                 if node.weights:
-                    changed |= self._lower(module, graph, node, form)
+                    changed |= self._lower(module, graph, node, form, device)
         return changed
 
-    def _form(self, ctx: PassContext) -> LinearForm:
+    def _form(self, device: Device | None) -> LinearForm:
         if self.options.form == "auto":
-            device = ctx.device_for(self.options.device)
             return device.linear_form if device else LinearForm.DENSE
         try:
             return LinearForm(self.options.form)
@@ -93,16 +108,24 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
                 help=did_you_mean(self.options.form, [f.value for f in LinearForm]),
             ) from None
 
-    def _lower(self, module: Module, graph: Graph, node: Node, form: LinearForm) -> bool:
+    def _lower(
+        self, module: Module, graph: Graph, node: Node, form: LinearForm, device: Device | None
+    ) -> bool:
         table = module.weights
-        symbols = [table.resolve(s) for s in node.weights]
+        auto = self.options.form == "auto"
         lowered = []
-        for name, symbol in zip(node.weights, symbols, strict=True):
+        for index, name in enumerate(node.weights):
+            symbol = table.resolve(name)
             encoding = table[symbol].encoding
-            if _native(node, encoding):
+            matrix = _is_linear(node) and index == 0
+            packed = device.native_linear if device and auto else frozenset({Int8Block.kind})
+            if _native(node, encoding, matrix, device, packed):
                 lowered.append(name)
-            elif form is LinearForm.INT8_SPLIT and _is_linear(node) and isinstance(encoding, NVFP4):
+            elif form is not LinearForm.DENSE and matrix and isinstance(encoding, NVFP4):
                 lowered.append(table.derive(f"{symbol}.int8", "int8_codes", (symbol,)))
+            elif device and device.is_narrow and (matrix or node.op.name == "embedding"):
+                dtype = device.compute_type
+                lowered.append(table.derive(f"{symbol}.{dtype}", "narrow", (symbol,), dtype=dtype))
             else:
                 lowered.append(table.derive(f"{symbol}.f32", "dequantize", (symbol,)))
         if lowered == list(node.weights):
@@ -115,10 +138,26 @@ def _is_linear(node: Node) -> bool:
     return node.op.name == "linear"
 
 
-def _native(node: Node, encoding: Encoding) -> bool:
-    """Whether every device computes the op with this encoding."""
+def _native(
+    node: Node, encoding: Encoding, matrix: bool, device: Device | None, packed: frozenset[str]
+) -> bool:
+    """Whether the op is computed with this encoding as it is."""
     if node.op.name in ("embedding", "lookup"):
         return isinstance(encoding, Dense)
     if node.op.name == "constant" and isinstance(encoding, Dense):
         return encoding == _F32 or not encoding.dtype.is_float
-    return encoding == _F32 or (_is_linear(node) and isinstance(encoding, Int8Block))
+    return multiplies(encoding, device, packed) if matrix else encoding == _F32
+
+
+def multiplies(encoding: Encoding, device: Device | None, packed: frozenset[str]) -> bool:
+    """Whether linear layers read a matrix in this encoding.
+
+    Args:
+        encoding: Of the matrix.
+        device: What computes; None for any that computes in float32.
+        packed: Kinds of the packed encodings it reads.
+    """
+    if isinstance(encoding, Dense):
+        return encoding == _F32 or bool(device and encoding.dtype.value == device.compute_type)
+    by_block = isinstance(encoding, FP8) and encoding.scaling == "block"
+    return encoding.kind in packed and not by_block

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgecc
-from edgecc.devices import DEVICES
+from edgecc.devices import ONNX_DEVICES
 from helpers.lowered_pairs import REAL_DRAFT, REAL_TARGET
 
 SCRIPT = """
@@ -41,7 +41,7 @@ def contents(bundle: Path) -> dict[str, bytes]:
     return {path.relative_to(bundle).as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_bundles_are_equal_byte_for_byte(device: str, tmp_path: Path) -> None:
     first = compile_elsewhere(tmp_path / "one", device, PYTHONHASHSEED="1", TZ="UTC", LANG="C")
     second = compile_elsewhere(

@@ -42,6 +42,7 @@ OUTLINE = (
     "edgecc/backends/onnx/__init__.py",
     "edgecc/backends/onnxruntime/__init__.py",
     "edgecc/backends/runtime/__init__.py",
+    "edgecc/backends/tensorrt/__init__.py",
     "edgecc/backends/torch/__init__.py",
 )
 
@@ -57,6 +58,7 @@ ALLOWED = (
     ("edgecc/backends/onnx/__init__.py", "edgecc.ir"),
     ("edgecc/backends/onnxruntime/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.bundle"),
+    ("edgecc/backends/tensorrt/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/torch/__init__.py", "edgecc.backends.base"),
     ("edgecc/backends/torch/__init__.py", "edgecc.ir"),
     ("edgecc/backends/torch/__init__.py", "torch"),
@@ -89,6 +91,8 @@ FORBIDDEN = (
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.onnxruntime"),
     ("edgecc/backends/runtime/__init__.py", "edgecc.backends.torch"),
+    ("edgecc/backends/tensorrt/__init__.py", "edgecc.passes"),
+    ("edgecc/backends/tensorrt/__init__.py", "edgecc.backends.onnxruntime"),
     ("edgecc/backends/torch/__init__.py", "edgecc.passes"),
     ("edgecc/backends/torch/__init__.py", "edgecc.backends.onnx"),
     ("edgecc/backends/torch/__init__.py", "edgecc.backends.onnxruntime"),

@@ -22,7 +22,7 @@ from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.onnx.storage import Storage
 from edgecc.backends.weight_file import WeightFileWriter, WrittenFile
 from edgecc.devices import Device
-from edgecc.errors import BackendError
+from edgecc.errors import BackendError, UnsupportedError
 from edgecc.ir.core import Module
 
 WEIGHT_FILE = "weights/weights.safetensors"
@@ -47,10 +47,15 @@ def lower(
         The artifact (its manifest holds programs, models and tensors) and the weight file.
 
     Raises:
+        UnsupportedError: The device takes no ONNX.
         LegalizeError: An op has no lowering.
         BackendError: A model did not pass the ONNX checker.
         ResourceError: The disk refused.
     """
+    if device.dialect is None:
+        raise UnsupportedError(
+            "onnx/no-dialect", f"device {device.name} takes engines of {device.library}, not ONNX"
+        )
     leaves = [g for g in module.graphs.values() if not list(g.callees())]
     storage = Storage(module, WEIGHT_FILE)
     specs = storage.collect(leaves)

@@ -15,7 +15,10 @@ from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import BundleError, UnsupportedError, UsageError, did_you_mean
 
-ENGINES: Mapping[str, str] = {"onnxruntime": "edgecc.backends.onnxruntime"}
+ENGINES: Mapping[str, str] = {
+    "onnxruntime": "edgecc.backends.onnxruntime",
+    "tensorrt": "edgecc.backends.tensorrt",
+}
 """The module of each engine, by the name that a bundle's artifact has for its backend.
 
 A bundle may come from anywhere, so it can choose among these and import nothing else.

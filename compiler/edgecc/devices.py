@@ -27,9 +27,11 @@ class LinearForm(StrEnum):
     """How a quantized linear layer is computed on a device without native kernels for it."""
 
     DENSE = "dense"
-    """Dequantized to float32 when the session is loaded; exact."""
+    """Dequantized to the type the device computes in; exact where that is float32."""
     INT8_SPLIT = "int8-split"
     """Exact 8-bit weight codes; activations as the sum of two 8-bit parts (relative error 2e-5)."""
+    INT8_BLOCK = "int8-block"
+    """Exact 8-bit weight codes with block scales, widened to the 16-bit type of the activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Device:
         name: Spelling of `--device`.
         description: For people.
         backend: Module below `edgecc.backends` that lowers and runs.
-        dialect: Operators the lowering may use.
+        dialect: ONNX operators the lowering may use; None for backends without ONNX.
         ops: IR ops the backend lowers.
         float_types: Floating-point types of values it computes with.
         linear_form: Default form of linear layers whose encoding is not native.
@@ -50,12 +52,17 @@ class Device:
         min_rows: Fewest rows per call that give the same bits as any larger number; a call with
             fewer is padded, so that plain and speculative decoding agree exactly.
         source: Where the knowledge comes from.
+        compute_type: Type of the activations. With 16 bits, `assign-precision` gives it to them,
+            and dense weights have it as well.
+        native_linear: Kinds of packed encodings that linear layers read as they are stored.
+        library: Python package of the builder, for backends that build engines.
+        compute_capabilities: GPUs an engine runs on, as 10 * major + minor.
     """
 
     name: str
     description: str
     backend: str
-    dialect: Dialect
+    dialect: Dialect | None
     ops: frozenset[str]
     float_types: frozenset[str]
     linear_form: LinearForm
@@ -63,6 +70,15 @@ class Device:
     head_multiple: int
     min_rows: int
     source: str
+    compute_type: str = "f32"
+    native_linear: frozenset[str] = frozenset({"int8_block"})
+    library: str = ""
+    compute_capabilities: tuple[int, ...] = ()
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether activations, attention and caches have 16 bits."""
+        return self.compute_type != "f32"
 
 
 _COMMON_OPS = frozenset(
@@ -77,6 +93,51 @@ _COMMON_OPS = frozenset(
 
 EVALUATED_ONLY = frozenset(("causal_conv1d", "gated_delta_net"))
 """IR ops that no device runs yet: graphs with them can be lifted, transformed and evaluated."""
+
+_RTX = "tensorrt_rtx"
+_FULL = "tensorrt"
+
+
+def _gpu(
+    name: str,
+    description: str,
+    native: tuple[str, ...],
+    source: str,
+    *,
+    library: str = _RTX,
+    capabilities: tuple[int, ...] = (),
+) -> Device:
+    """A GPU that TensorRT builds for.
+
+    Args:
+        name: `sm` and the compute capability, or a name for several.
+        description: For people.
+        native: Packed encodings its linear layers read, block-scaled INT8 among them everywhere.
+        source: Where the knowledge comes from.
+        library: The builder's package.
+        capabilities: If there are several; the one in the name else.
+    """
+    return Device(
+        name=name,
+        description=description,
+        backend="tensorrt",
+        dialect=None,
+        ops=_COMMON_OPS | {"cache_update", "attention"},
+        float_types=frozenset({"f32", "bf16", "f16"}),
+        linear_form=LinearForm.INT8_BLOCK,
+        fused_attention=False,
+        head_multiple=1,
+        min_rows=1,
+        source=source,
+        compute_type="bf16",
+        native_linear=frozenset({"int8_block", *native}),
+        library=library,
+        compute_capabilities=capabilities or (int(name.removeprefix("sm")),),
+    )
+
+
+_BUILT = "built with TensorRT-RTX 1.7.1, not executed; see docs/adr/0011-tensorrt-lowering.md"
+_DOCUMENTED = "NVIDIA's documentation of TensorRT 10.15 and 11, neither built nor executed"
 
 DEVICES: Mapping[str, Device] = {
     d.name: d
@@ -107,9 +168,27 @@ DEVICES: Mapping[str, Device] = {
             min_rows=2,
             source="ONNX operator specification, opset 24",
         ),
+        _gpu("sm86", "GeForce RTX 30, RTX A series", ("int8",), _BUILT),
+        _gpu("sm89", "GeForce RTX 40, RTX Ada", ("int8", "fp8"), _BUILT),
+        _gpu("sm120", "GeForce RTX 50, RTX PRO Blackwell", ("int8", "fp8", "nvfp4"), _BUILT),
+        _gpu("sm121", "DGX Spark (GB10)", ("int8", "fp8", "nvfp4"), _BUILT),
+        _gpu(
+            "rtx",
+            "GeForce RTX 30, 40 and 50: one engine, with what all of them have",
+            ("int8",),
+            _BUILT,
+            capabilities=(86, 89, 120),
+        ),
+        _gpu("sm87", "Jetson Orin", ("int8",), _DOCUMENTED, library=_FULL),
+        _gpu("sm90", "H100, H200", ("int8", "fp8"), _DOCUMENTED, library=_FULL),
+        _gpu("sm100", "B200", ("int8", "fp8", "nvfp4"), _DOCUMENTED, library=_FULL),
+        _gpu("sm110", "Jetson Thor", ("int8", "fp8", "nvfp4"), _DOCUMENTED, library=_FULL),
     )
 }
 """Every device by name."""
+
+ONNX_DEVICES: Mapping[str, Device] = {n: d for n, d in DEVICES.items() if d.dialect is not None}
+"""The devices whose backend writes ONNX."""
 
 
 _GPU = re.compile(

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgecc.backends.base import Artifact
 from edgecc.backends.bundle import Bundle
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
 from edgecc.backends.onnx import lower
 from edgecc.backends.onnx.lower import WEIGHT_FILE
 from edgecc.backends.onnx.storage import Storage
+from edgecc.backends.tensorrt.library import load_library
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
@@ -23,7 +25,7 @@ from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization import EncodedWeight, check_scales
-from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
+from edgecc.golden import GOLDEN_FILE, check_engine, check_lowered, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import FP8, NVFP4
@@ -170,6 +172,8 @@ def compile(
     check_outputs([p for p in sources if p is not None], out, dump)
     if dry_run:
         check_destination(out, force=force)
+    elif library := get_device(chosen.device).library:
+        load_library(library)  # told now, and not after minutes of work
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
         if module is None:
             module = _lift(source, draft, chosen, report)
@@ -186,8 +190,9 @@ def compile(
             if strict:
                 _refuse_warnings(_findings(lowered.module))
             if writer is None:
-                return _report(lowered, None, _stored_bytes(lowered.module))
-            bundle, size = _write(writer, lowered, chosen, report)
+                return _report(lowered, None, _stored_bytes(lowered))
+            write = _write_engines if lowered.device.library else _write
+            bundle, size = write(writer, lowered, chosen, report)
             return _report(lowered, bundle, size)
         finally:
             _close(lowered.module)
@@ -271,15 +276,8 @@ def _write(
     artifact, weights = lower(module, device, writer.directory, report)
     relative = str(artifact.manifest["weight_file"])
     writer.add_file(relative, sha256=weights.sha256, nbytes=weights.bytes)
-    checkpoints = _checkpoints(module)
-    copy_tokenizer(writer, checkpoints["target"])
-    writer.write_file("ir/lifted.eir", lowered.lifted_text.encode())
-    writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     if options.verify != "none":
-        report("golden", 0, 1)
-        golden = golden_rows(lowered.lifted, lowered.manager.passes)
-        writer.write_file(GOLDEN_FILE, golden)
-        report("golden", 1, 1)
+        golden = _golden(writer, lowered, report)
         if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
             checks = check_engine(writer.directory, artifact.manifest, golden)
             lowered.checks.extend(map(str, checks))
@@ -287,15 +285,63 @@ def _write(
             module.decisions.append(
                 "the engine was not opened for a check: run edgecc verify on the device"
             )
+    return _finish(writer, lowered, artifact, options), weights.bytes
+
+
+def _write_engines(
+    writer: BundleWriter,
+    lowered: _Lowered,
+    options: CompileOptions,
+    report: Progress,
+) -> tuple[Bundle, int]:
+    """Like `_write`, for devices whose engines are built: nothing unevaluated is handed over."""
+    from edgecc.backends.tensorrt.lower import lower as build_engines
+
+    module = lowered.module
+    size = _engine_bytes(module)
+    module.decisions.append(
+        f"engines hold {size / 1e6:.1f} MB of weights; building takes up to four times that"
+    )
+    if options.verify != "none":
+        golden = _golden(writer, lowered, report)
+        report("evaluate", 0, 1)
+        lowered.checks.extend(map(str, check_lowered(module, golden)))
+        report("evaluate", 1, 1)
+        module.decisions.append(
+            "the lowered graphs were evaluated in their own precision, the engines were not run"
+        )
+    artifact = build_engines(module, lowered.device, writer.directory, report)
+    sizes = [int(e["weight_bytes"]) for e in artifact.manifest["engines"].values()]
+    return _finish(writer, lowered, artifact, options), sum(sizes)
+
+
+def _golden(writer: BundleWriter, lowered: _Lowered, report: Progress) -> bytes:
+    """Write the golden rows into the bundle."""
+    report("golden", 0, 1)
+    golden = golden_rows(lowered.lifted, lowered.manager.passes)
+    writer.write_file(GOLDEN_FILE, golden)
+    report("golden", 1, 1)
+    return golden
+
+
+def _finish(
+    writer: BundleWriter, lowered: _Lowered, artifact: Artifact, options: CompileOptions
+) -> Bundle:
+    """Add what does not depend on the backend, and publish."""
+    module = lowered.module
+    checkpoints = _checkpoints(module)
+    copy_tokenizer(writer, checkpoints["target"])
+    writer.write_file("ir/lifted.eir", lowered.lifted_text.encode())
+    writer.write_file("ir/lowered.eir", _bundle_text(module).encode())
     manifest = describe(
         module,
         artifact,
-        device,
+        lowered.device,
         checkpoints,
         pipeline=str(lowered.manager),
         options=_recorded(options, module),
     )
-    return writer.finish(manifest), weights.bytes
+    return writer.finish(manifest)
 
 
 def _bundle_text(module: Module) -> str:
@@ -470,8 +516,11 @@ def _refuse_warnings(findings: list[Diagnostic]) -> None:
         raise InputError(*[replace(w, severity=Severity.ERROR) for w in warnings])
 
 
-def _stored_bytes(module: Module) -> int:
-    """Bytes the weight file would take."""
+def _stored_bytes(lowered: _Lowered) -> int:
+    """Bytes the weight file, or the weights in the engines, would take."""
+    module = lowered.module
+    if lowered.device.library:
+        return _engine_bytes(module)
     leaves = [g for g in module.graphs.values() if not list(g.callees())]
     return file_size(Storage(module, WEIGHT_FILE).collect(leaves))
 

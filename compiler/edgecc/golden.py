@@ -16,8 +16,14 @@ from safetensors.numpy import save
 
 from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
-from edgecc.backends.runtime.verify import GOLDEN_FILE, Check, compare_golden, read_golden
-from edgecc.errors import InputError, InternalError
+from edgecc.backends.runtime.verify import (
+    GOLDEN_FILE,
+    Check,
+    Verification,
+    compare_golden,
+    read_golden,
+)
+from edgecc.errors import InputError, InternalError, MismatchError
 from edgecc.ir.clone import with_smaller_caches
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
@@ -28,10 +34,18 @@ from edgecc.passes.quantize import Quantize
 from edgecc.passes.repeat import Repeat
 from edgecc.roles import Role
 
-__all__ = ["GOLDEN_FILE", "check_engine", "golden_rows", "make_golden"]
+__all__ = ["GOLDEN_FILE", "check_engine", "check_lowered", "golden_rows", "make_golden"]
 
 PROMPT_ROWS = 5
 """Long enough for every kernel's many-row path, short enough for models that take seconds a row."""
+
+NARROW_TOLERANCE = 0.05
+"""Largest difference of a graph that computes in 16 bits, relative to the largest reference value.
+Each op rounds by up to 2^-9 in bf16; the shipped pairs stay below 0.01."""
+
+NARROW_PROPOSALS = 0.5
+"""Share of proposals that may differ: a rounding decides between two near tokens, and the tokens
+after it follow. A wrong graph proposes all others."""
 
 
 def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
@@ -134,6 +148,55 @@ def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) ->
         return result.checks
     finally:
         engine.close()
+
+
+def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
+    """Evaluate the graphs that a builder is going to get, and compare with the golden rows.
+
+    The interpreter rounds every value to the type it has in the lowered graph, and computes with
+    the values of the lowered weights, so this is the arithmetic of an engine that accumulates in
+    float32.
+
+    Args:
+        module: After all passes.
+        golden: Of the module as lifted.
+
+    Returns:
+        The comparisons, all passed.
+
+    Raises:
+        MismatchError: Numbers differ by more than the tolerance.
+    """
+    expected = read_golden(golden)
+    rows = len(expected["token_ids"])
+    limits = _section(module, "limits")
+    with suppress(InternalError, ValueError):
+        module = with_smaller_caches(module, int(str(limits["max_model_len"])) - max(rows, 2))
+    found = read_golden(make_golden(module, rows))
+    checks = [
+        _narrow_check(f"lowered {name}", found[name], expected[name])
+        for name in ("logits", "hidden_tap")
+        if name in expected
+    ]
+    if "proposals" in expected:
+        share = float(np.mean(found["proposals"] != expected["proposals"]))
+        passed = share <= NARROW_PROPOSALS
+        checks.append(Check("lowered proposals", share, NARROW_PROPOSALS, passed))
+    result = Verification(tuple(checks))
+    if not result.passed:
+        raise MismatchError(
+            "verify/lowered",
+            "the lowered graphs compute other numbers than the reference",
+            notes=[str(c) for c in checks],
+            help="find the pass with --check 1",
+        )
+    return result.checks
+
+
+def _narrow_check(name: str, found: Array, expected: Array) -> Check:
+    scale = float(np.abs(expected).max()) or 1.0
+    error = float(np.abs(found.astype(np.float64) - expected).max()) / scale
+    return Check(name, error, NARROW_TOLERANCE, error <= NARROW_TOLERANCE)
 
 
 class _Directory:

@@ -47,7 +47,7 @@ def describe(
         "entries": entries,
         "artifacts": {device.name: backend},
         "weights": weights,
-        "shared": _shared(weights),
+        "shared": _shared(weights, backend["tensors"]),
         "provenance": {
             "target": _provenance(checkpoints["target"]),
             "draft": _provenance(checkpoints["draft"]) if "draft" in checkpoints else None,
@@ -122,9 +122,12 @@ def _roles(module: Module, tensors: Collection[str]) -> dict[str, str]:
     return roles
 
 
-def _shared(weights: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _shared(
+    weights: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Weights that lie in the bundle once for several entries; a plan has copies of its own."""
     return [
         {"symbol": s, "role": w["role"], "users": w["users"], "bytes": w["bytes"]}
         for s, w in weights.items()
-        if len(w["users"]) > 1
+        if len(w["users"]) > 1 and len(tensors[s].get("engines", ())) < 2
     ]

@@ -26,7 +26,7 @@ def table(**weights: Weight) -> WeightTable:
 
 def test_names():
     assert all(name == recipe.name for name, recipe in RECIPES.items())
-    assert {n for n, r in RECIPES.items() if r.expands} == {"dequantize", "int8_codes"}
+    assert {n for n, r in RECIPES.items() if r.expands} == {"dequantize", "int8_codes", "narrow"}
     assert all(type(r).__doc__ for r in RECIPES.values())
 
 
@@ -271,6 +271,26 @@ def test_offsets_to_ids_refuses(values):
         found.derive("ids", "offsets_to_ids", ("d2t",))
 
 
+# narrow
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_narrow_rounds_once(dtype):
+    values = np.random.default_rng(4).standard_normal((6, 8)).astype(np.float32)
+    found = table(w=dense(values))
+    found.derive("n", "narrow", ("w",), dtype=dtype)
+    kind = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}[dtype]
+    assert found["n"].encoding == Dense(DType(dtype))
+    assert np.array_equal(found.read("n", 2, 5)["weight"], values[2:5].astype(kind))
+
+
+@pytest.mark.parametrize("params", [{}, {"dtype": "f32"}, {"dtype": "bf16", "more": 1}])
+def test_narrow_takes_a_type_of_16_bits(params):
+    found = table(w=dense(np.ones((2, 2))))
+    with pytest.raises(ValueError, match="narrow takes dtype = bf16 or f16"):
+        found.derive("n", "narrow", ("w",), **params)
+
+
 # All recipes
 
 
@@ -286,6 +306,7 @@ def test_number_of_inputs(recipe, count):
     params = {
         "rope_table": {"part": "cos", "length": 2, "theta": 1e4, "dim": 2},
         "quantize": {"encoding": "fp8<tensor>"},
+        "narrow": {"dtype": "bf16"},
     }.get(recipe, {})
     if count in allowed.get(recipe, {1}):
         RECIPES[recipe].check([made] * count, params)

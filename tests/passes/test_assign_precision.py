@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.devices import DEVICES
+from edgecc.devices import ONNX_DEVICES
 from edgecc.errors import LegalizeError, UsageError
 from edgecc.ir import (
     Builder,
@@ -298,7 +298,7 @@ def test_random_pairs(drawn, dtype):
 # Devices
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_devices_without_16_bit_kernels_refuse(device):
     module, b = module_of()
     module.weights.derive("w.f32", "dequantize", ("w",))

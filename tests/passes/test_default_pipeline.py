@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.devices import DEVICES, get_device
+from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.errors import InputError
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
@@ -52,7 +52,7 @@ def names(device: str, **options: object) -> list[str]:
     return [p.name for p in default_pipeline(get_device(device), **options)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_phases_stand_in_order(device):
     """Binding comes before all that needs heads, fusion before the encodings are lowered, and the
     check of the result last.
@@ -90,7 +90,7 @@ def test_options_choose_passes():
 
 
 @pytest.mark.parametrize("form", ["auto", "dense", "int8-split"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("logits", [True, False])
 def test_values_stay(device, form, logits):
     options = PairOptions(layers=2)
@@ -105,7 +105,7 @@ def test_values_stay(device, form, logits):
 
 
 @FEWER
-@given(pair_options(), st.sampled_from(sorted(DEVICES)), st.integers(0, 9))
+@given(pair_options(), st.sampled_from(sorted(ONNX_DEVICES)), st.integers(0, 9))
 def test_random_pairs(options, device, seed):
     module, reference = pair(options), bound(pair(options))
     inputs = pair_inputs(module, options, seed)
@@ -115,7 +115,7 @@ def test_random_pairs(options, device, seed):
     assert_same_bits(list(after.values()), [before[name] for name in after])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_interfaces_stay(device):
     module = pair()
     before = {name: interface(g) for name, g in module.graphs.items()}
@@ -125,7 +125,7 @@ def test_interfaces_stay(device):
     }
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_properties_hold_and_decisions_are_told(device):
     module = pair()
     compiled(module, device)
@@ -136,7 +136,7 @@ def test_properties_hold_and_decisions_are_told(device):
     assert "runs as its own graph lm_head" in told
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("source", ["unbound", "same"])
 def test_the_head_is_there_once(device, source):
     """A head that was borrowed, and one that was shipped twice (large enough to be looked at)."""
@@ -189,7 +189,7 @@ def test_a_draft_alone_needs_its_target():
     assert caught.value.__notes__ == ["in pass bind-shared-weights"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_a_real_pair(device):
     """Bit for bit the same before and after, on four tokens of a real checkpoint pair."""
     options = LiftOptions(max_model_len=32, prefill_chunk=8)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecc.devices import DEVICES, get_device
+from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir import Module, parse_module, print_module, verify
@@ -65,7 +65,7 @@ def check(module: Module, reference: Module, run: PassManager, ctx: PassContext)
     return set(before) - set(after)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_the_real_pair(device: str) -> None:
     made = get_device(device)
     module = lifted(REAL)
@@ -78,7 +78,7 @@ def test_the_real_pair(device: str) -> None:
     assert "lm_head" not in module.graphs
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_a_borrowed_head(tmp_path: Path, device: str) -> None:
     made = get_device(device)
     paths = pair(tmp_path, draft_ids=None, own_head=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecc.devices import DEVICES, get_device
+from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.errors import LegalizeError
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
@@ -65,7 +65,7 @@ def passes(device):
     return before, legalize
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_values_stay(checkpoints, device):
     module = lifted(checkpoints)
     BindSharedWeights().run(module, PassContext())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.devices import DEVICES, EVALUATED_ONLY, get_device
+from edgecc.devices import EVALUATED_ONLY, ONNX_DEVICES, get_device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir import Builder, Dense, DType, Module, Role, Unbound, Weight
 from edgecc.ir.ops import OPS
@@ -90,7 +90,7 @@ def test_constants_of_other_types(dtype):
         lambda: layer("lookup", dense(np.arange(4))),
     ],
 )
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_legal(make: Callable[[], Module], device):
     assert findings(make(), device) == []
 
@@ -104,7 +104,7 @@ def test_legal(make: Callable[[], Module], device):
         (layer("embedding", PACKED.weight), "embedding", "nvfp4<block=4>", "w"),
     ],
 )
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_encodings_a_device_does_not_compute_with(module, op, encoding, symbol, device):
     (found,) = findings(module, device)
     assert found.id == "legalize/encoding"
@@ -189,7 +189,7 @@ def test_weights_must_be_bound_before():
     assert notes == ("looked for here", "pass legalize requires heads-bound")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("form", ["dense", "int8-split"])
 def test_the_default_pipeline_ends_legal(device, form):
     module = pair(replace(OWN, special={"up_proj": "bf16"}))
@@ -201,15 +201,15 @@ def test_the_default_pipeline_ends_legal(device, form):
 def test_every_op_is_run_by_a_device_or_removed_by_a_pass():
     removed = {"markov_chain"}
     for op in set(OPS) - removed - EVALUATED_ONLY:
-        assert any(op in device.ops for device in DEVICES.values()), op
-    for device in DEVICES.values():
+        assert any(op in device.ops for device in ONNX_DEVICES.values()), op
+    for device in ONNX_DEVICES.values():
         assert device.ops <= set(OPS)
         assert device.ops.isdisjoint(removed | EVALUATED_ONLY)
 
 
 @given(
     modules(ops=sorted(OPS.keys() - {"cast"} - EVALUATED_ONLY)),
-    st.sampled_from(sorted(DEVICES)),
+    st.sampled_from(sorted(ONNX_DEVICES)),
     st.sampled_from(["dense", "int8-split"]),
 )
 def test_random_modules(module, device, form):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.devices import DEVICES, LinearForm
+from edgecc.devices import ONNX_DEVICES, LinearForm
 from edgecc.errors import UsageError
 from edgecc.ir import (
     Builder,
@@ -136,8 +136,8 @@ def embedding(table: str) -> Module:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("bf16", {"dense": ["bf16", "bf16.f32"], "int8-split": ["bf16", "bf16.f32"]}),
-        ("nvfp4", {"dense": ["nvfp4.f32"] * 2, "int8-split": ["nvfp4.f32", "nvfp4.int8"]}),
+        ("bf16", {"dense": ["bf16", "bf16.f32"], "int8": ["bf16", "bf16.f32"]}),
+        ("nvfp4", {"dense": ["nvfp4.f32"] * 2, "int8": ["nvfp4.f32", "nvfp4.int8"]}),
     ],
 )
 def test_dense_tables_stay_and_packed_ones_are_widened(form, table, expected):
@@ -145,18 +145,20 @@ def test_dense_tables_stay_and_packed_ones_are_widened(form, table, expected):
     module = embedding(table)
     data = {"main": {"ids": np.array([3, 0, 3])}}
     assert check_pass(LowerEncodings(LowerEncodingsOptions(form)), module, data)
-    assert [n.weights for n in module.graphs["main"].nodes] == [(w,) for w in expected[form]]
+    assert [n.weights for n in module.graphs["main"].nodes] == [
+        (w,) for w in expected[form.partition("-")[0]]
+    ]
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", ONNX_DEVICES)
 @pytest.mark.parametrize("form", LinearForm)
 def test_the_device_decides_unless_told_otherwise(name, form):
-    device = replace(DEVICES[name], linear_form=form)
+    device = replace(ONNX_DEVICES[name], linear_form=form)
     for option, expected in (("auto", form.value), *((f, f) for f in FORMS)):
         module = module_of(("linear", "nvfp4"))
         made = LowerEncodings(LowerEncodingsOptions(option))
         assert check_pass(made, module, ctx=PassContext(device))
-        suffix = {"dense": "f32", "int8-split": "int8"}[expected]
+        suffix = {"dense": "f32", "int8-split": "int8", "int8-block": "int8"}[expected]
         assert module.graphs["main"].nodes[0].weights == (f"nvfp4.{suffix}",)
 
 
@@ -171,7 +173,7 @@ def test_unknown_form():
     with pytest.raises(UsageError, match="lower-encodings: unknown form 'int8'") as caught:
         LowerEncodings(LowerEncodingsOptions("int8")).run(module, PassContext())
     assert caught.value.id == "pass/bad-option"
-    assert "valid: dense, int8-split" in caught.value.diagnostics[0].help
+    assert "valid: dense, int8-block, int8-split" in caught.value.diagnostics[0].help
     assert module.graphs["main"].nodes[0].weights == ("nvfp4",)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.devices import DEVICES
+from edgecc.devices import ONNX_DEVICES
 from edgecc.errors import PassError, UsageError
 from edgecc.ir import Module
 from edgecc.passes import PASSES, Pass, PassContext, get_pass, registered
@@ -18,7 +18,7 @@ from edgecc.passes.pipeline import parse_pipeline, print_pipeline
 from edgecc.passes.repeat import Repeat
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
+@pytest.mark.parametrize("device", ONNX_DEVICES.values(), ids=lambda d: d.name)
 @pytest.mark.parametrize("copy", [False, True])
 def test_default_pipelines_round_trip(device, copy):
     text = print_pipeline(default_pipeline(device, copy_head=copy, linear_form="dense"))

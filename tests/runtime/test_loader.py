@@ -233,7 +233,7 @@ def test_an_engine_without_an_entry_is_closed(
 
 
 def test_every_known_engine_is_one_of_ours() -> None:
-    assert loader.ENGINES == {"onnxruntime": "edgecc.backends.onnxruntime"}
+    assert {n: f"edgecc.backends.{n}" for n in ("onnxruntime", "tensorrt")} == loader.ENGINES
 
 
 def test_the_runtime_starts_without_the_compiler() -> None:

@@ -65,7 +65,11 @@ VLLM_KEYS = (
     help="Bundle directory; must be missing, empty or a bundle. Default: ./<target>-edgecc",
 )
 @click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
-@click.option("--device", multiple=True, help="Device to compile for.  [default: cpu]")
+@click.option(
+    "--device",
+    multiple=True,
+    help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ...  [default: cpu]",
+)
 @click.option(
     "--dtype",
     default="auto",

@@ -133,6 +133,37 @@ class Dequantize(Recipe):
         return {"weight": table.dense(source.inputs[0], start, stop).astype(np.float32)}
 
 
+class Narrow(Recipe):
+    """The values of any encoding, rounded once to a 16-bit type.
+
+    Param `dtype`: `bf16` or `f16`. For devices that compute in it and do not read the encoding.
+    """
+
+    name = "narrow"
+    expands = True
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """The input's shape, dense in the wanted type.
+
+        Raises:
+            ValueError: The type is not one of 16 bits.
+        """
+        if set(params) != {"dtype"} or params["dtype"] not in ("bf16", "f16"):
+            raise ValueError(f"narrow takes dtype = bf16 or f16, got {dict(params)}")
+        return inputs[0].shape, Dense(DType(str(params["dtype"])))
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """Rounded rows."""
+        values = table.dense(source.inputs[0], start, stop)
+        dtype = weight.encoding.components(weight.shape)["weight"].dtype
+        with np.errstate(over="ignore"):
+            return {"weight": values.astype(dtype.numpy)}
+
+
 class Int8Codes(Recipe):
     """NVFP4 as 8-bit codes around 128 with float32 block scales; exact (see `Int8Block`)."""
 
@@ -330,6 +361,7 @@ RECIPES: Mapping[str, Recipe] = {
         ConcatRows(),
         Dequantize(),
         Int8Codes(),
+        Narrow(),
         OffsetsToIds(),
         Quantize(),
         RopeTable(),

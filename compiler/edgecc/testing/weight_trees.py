@@ -142,6 +142,8 @@ def weight_trees(
     dense = tuple(e for e in held if isinstance(e, Dense)) or (Dense(DType.F32),)
     plain = st.builds(Bytes, st.just(shape), st.sampled_from(dense), SEEDS)
     options.append(plain.map(lambda of: Made("add_one", (of,))))
+    if all(e in encodings_of(shape) for e in encodings) and Dense(DType.BF16) in encodings:
+        options.append(own.map(lambda of: Made("narrow", (of,), (("dtype", "bf16"),))))
     if len(shape) == 2:
         options.append(_stacked(shape, held))
         rounded = tuple(str(e) for e in held if _can_round(e))

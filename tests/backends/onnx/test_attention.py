@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecc.devices import DEVICES, Dialect, get_device
+from edgecc.devices import ONNX_DEVICES, Dialect, get_device
 from edgecc.ir import DType, Value, sym
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes
 from edgecc.ir.ops.shape import AxisAttributes
@@ -176,7 +176,7 @@ def make_inputs(
     return inputs | {"start": np.array([start])}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_steps_and_rollbacks(name: str, device: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
@@ -203,7 +203,7 @@ def test_steps_and_rollbacks(name: str, device: str, tmp_path: Path) -> None:
             assert_close({"y": y}, expected, 3e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_caches_may_be_filled_to_the_last_row(device: str, tmp_path: Path) -> None:
     shape = SHAPES["4/4x32"]
     graph = lower_for(device, shape, tmp_path)
@@ -214,7 +214,7 @@ def test_caches_may_be_filled_to_the_last_row(device: str, tmp_path: Path) -> No
         assert_close(graph.call(engine, inputs), {"y": history.step(inputs, start)}, 3e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_garbage_behind_the_valid_rows_is_never_read(device: str, tmp_path: Path) -> None:
     """Rows of an abandoned branch hold what would drown every sum: NaN where the kernel stops at
     the valid rows, numbers near the end of the range where it multiplies them by zero weights.

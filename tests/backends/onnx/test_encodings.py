@@ -13,7 +13,7 @@ from jsonschema import validate
 
 from edgecc.backends.onnxruntime import expand as expansion
 from edgecc.backends.onnxruntime.expand import WeightFile, expand
-from edgecc.devices import DEVICES
+from edgecc.devices import ONNX_DEVICES
 from edgecc.errors import BundleError
 from edgecc.ir import FP8, NVFP4, DType, Encoding, Int4, Int8, sym
 from helpers.lowering import Array, GraphBuilder, compare, lowered
@@ -42,7 +42,7 @@ def random_sample(encoding: Encoding, rows: int = 10, columns: int = 48) -> Samp
     return sample(np.random.default_rng(3), encoding, rows, columns)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_linear_layers(encoding: Encoding, device: str, tmp_path: Path) -> None:
     """Products with the values of the float64 formula: in the engine, and in the evaluator."""
@@ -56,7 +56,7 @@ def test_linear_layers(encoding: Encoding, device: str, tmp_path: Path) -> None:
     compare(build, device, tmp_path, {"x": x}, {"y": x.astype(np.float64) @ made.values.T})
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_embedding_tables(encoding: Encoding, device: str, tmp_path: Path) -> None:
     """Rows come out bit for bit."""
@@ -71,7 +71,7 @@ def test_embedding_tables(encoding: Encoding, device: str, tmp_path: Path) -> No
     np.testing.assert_array_equal(found["y"], made.values[ids])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize(("encoding", "form"), list(zip(ENCODINGS, FORMS, strict=True)), ids=str)
 def test_packed_bytes_are_stored(
     encoding: Encoding, form: str, device: str, tmp_path: Path

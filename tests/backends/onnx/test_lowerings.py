@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgecc.devices import DEVICES, Dialect
+from edgecc.devices import ONNX_DEVICES, Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
 from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
@@ -618,7 +618,7 @@ def cast_to_the_same_type(random: np.random.Generator, batch: int, rows: int) ->
     return Case(build, {"x": x}, {"y": wide(x)})
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_narrow_casts_round_like_the_reference(
     dtype: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -641,16 +641,16 @@ def test_narrow_casts_round_like_the_reference(
 
 def test_every_op_has_a_case() -> None:
     covered = {op for op, _ in CASES.values()} | NOT_HERE
-    assert covered == set().union(*(device.ops for device in DEVICES.values()))
+    assert covered == set().union(*(device.ops for device in ONNX_DEVICES.values()))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_lowering(name: str, device: str, tmp_path: Path) -> None:
     _, make = CASES[name]
     for index, (batch, rows) in enumerate(BATCH_AND_ROWS):
         made = make(np.random.default_rng(index), batch, rows)
-        if DEVICES[device].dialect not in made.dialects:
+        if ONNX_DEVICES[device].dialect not in made.dialects:
             pytest.skip("a form of the other dialect")
         folder = tmp_path / str(index)
         folder.mkdir()
@@ -664,7 +664,7 @@ def test_standard_dialect_refuses_int8_codes(tmp_path: Path) -> None:
     assert caught.value.id == "onnx/no-lowering"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_op_without_a_lowering_is_named(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,7 +712,7 @@ def _calling_module(random: np.random.Generator) -> Module:
     return module
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_calls_become_steps_of_a_program(device: str, rows: int, tmp_path: Path) -> None:
     x = normal(np.random.default_rng(0), 1, rows, 16)

@@ -13,7 +13,7 @@ from onnx import TensorProto, external_data_helper
 from safetensors import safe_open
 
 from edgecc.backends.onnx import lower
-from edgecc.devices import DEVICES, get_device
+from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.errors import LegalizeError, ResourceError
 from edgecc.ir import sym
 from helpers.checkpoints import read_tensors, write_target
@@ -176,11 +176,11 @@ def test_lowering_again_gives_the_same_bytes(pair: LoweredPair, tmp_path: Path) 
 
 def test_both_dialects_store_the_same_weights(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", layers=1)
-    files = {LoweredPair(tmp_path / d, target, device=d).weights.sha256 for d in DEVICES}
+    files = {LoweredPair(tmp_path / d, target, device=d).weights.sha256 for d in ONNX_DEVICES}
     assert len(files) == 1
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_progress_counts_bytes(device: str, tmp_path: Path) -> None:
     builder = GraphBuilder()
     w = builder.dense("w", np.ones((300, 64), np.float32))
@@ -191,7 +191,7 @@ def test_progress_counts_bytes(device: str, tmp_path: Path) -> None:
     assert seen[-1] == ("weights", 76800, 76800)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_inputs_returned_as_they_are_and_values_returned_twice(device: str, tmp_path: Path) -> None:
     def build(b: GraphBuilder) -> None:
         x = b.take("x", (1, sym("t"), 4))

@@ -1,0 +1,85 @@
+"""Optimization profiles of a graph: which sizes its inputs have in calls of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgecc.backends.tensorrt.builder import Profile
+from edgecc.ir.core import Graph, Module
+from edgecc.ir.types import Dim, DimExpr, symbols_of
+
+Range = tuple[int, int, int]
+"""Smallest, most likely, largest."""
+
+
+def verify_rows(module: Module) -> int:
+    """Rows of a verification: the proposals and the token before them; 1 without a draft."""
+    draft = module.metadata.get("draft")
+    steps = draft.get("num_speculative_tokens", 0) if isinstance(draft, dict) else 0
+    return int(str(steps)) + 1
+
+
+def fixed_sizes(module: Module, graph: Graph) -> dict[str, int]:
+    """Symbols of a graph that have one size: by their range, or because all callers pass it."""
+    sizes = {
+        name: found.low
+        for name, found in module.symbols.items()
+        if found.low == found.high and found.low > 0
+    }
+    passed: dict[str, set[Dim]] = {}
+    for caller in module.graphs.values():
+        for node in caller.nodes:
+            if node.op.name != "call" or getattr(node.attrs, "callee", "") != graph.name:
+                continue
+            for item, operand in zip(graph.inputs, node.operands, strict=True):
+                for want, have in zip(item.value.type.shape, operand.type.shape, strict=True):
+                    if isinstance(want, DimExpr) and want == DimExpr(want.terms[:1]):
+                        size = have if isinstance(have, int) else have.substitute(sizes)
+                        passed.setdefault(want.terms[0][0], set()).add(size)
+    for name, found in passed.items():
+        (first, *more) = found
+        if not more and isinstance(first, int):
+            sizes[name] = first
+    return sizes
+
+
+def profiles(module: Module, graph: Graph, sizes: Mapping[str, int]) -> list[Profile]:
+    """`verify` for the calls of decoding, `prefill` for those of reading a prompt.
+
+    One profile is enough where no size is chosen by calls, or where both would be the same.
+
+    Args:
+        module: Owner of the graph; its symbols have the ranges.
+        graph: The graph.
+        sizes: Symbols with one size.
+    """
+    names = symbols_of(d for i in graph.inputs for d in i.value.type.shape) - sizes.keys()
+    if not names:
+        return []
+    rows = verify_rows(module)
+    found = {n: module.symbols[n] for n in sorted(names)}
+    largest = {n: max(1, r.high) for n, r in found.items()}
+    smallest = {n: max(1, r.low) for n, r in found.items()}
+    decode = {n: (smallest[n], *(min(max(rows, smallest[n]), largest[n]),) * 2) for n in found}
+    read = {n: (smallest[n], largest[n], largest[n]) for n in found}
+    made = [_profile("verify", graph, sizes, decode)]
+    if read != decode:
+        made.append(_profile("prefill", graph, sizes, read))
+    return made
+
+
+def _profile(
+    name: str, graph: Graph, sizes: Mapping[str, int], ranges: Mapping[str, Range]
+) -> Profile:
+    def shape(dims: tuple[Dim, ...], index: int) -> tuple[int, ...]:
+        values = {**sizes, **{n: r[index] for n, r in ranges.items()}}
+        return tuple(int(str(d if isinstance(d, int) else d.substitute(values))) for d in dims)
+
+    return Profile(
+        name,
+        {
+            item.name: (shape(dims, 0), shape(dims, 1), shape(dims, 2))
+            for item in graph.inputs
+            if symbols_of(dims := item.value.type.shape) - sizes.keys()
+        },
+    )

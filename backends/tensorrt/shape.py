@@ -1,0 +1,153 @@
+"""Lowerings of data movement."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
+from edgecc.errors import LegalizeError
+from edgecc.ir.core import Node, Value, site
+from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.types import DType
+
+
+def _axis(node: Node) -> int:
+    assert isinstance(node.attrs, AxisAttributes)
+    return node.attrs.axis
+
+
+def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
+    """Elements `start`..`stop` of an axis; the other axes whole, whatever their sizes."""
+    rank = value.type.rank
+    starts = tuple(start if a == axis else 0 for a in range(rank))
+    sizes = [stop - start if a == axis else d for a, d in enumerate(e.shape(value))]
+    known = tuple(max(d, 0) for d in sizes)
+    layer = e.layer("slice", e.network.add_slice(e.value(value), starts, known, (1,) * rank))
+    if -1 in sizes:
+        length = e.constant(np.array([stop - start], dtype=np.int64))
+        wanted = [length if a == axis else e.run_size(value, a) for a in range(rank)]
+        layer.set_input(2, _join(e, wanted, 0))
+    return layer.get_output(0)
+
+
+def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
+    layer = e.layer("concat", e.network.add_concatenation(tensors))
+    layer.axis = axis
+    return layer.get_output(0)
+
+
+@lowers("concat")
+def concat(e: Emitter, node: Node) -> None:
+    """A concatenation layer."""
+    e.result(node, _join(e, e.operands(node), _axis(node)))
+
+
+@lowers("split")
+def split(e: Emitter, node: Node) -> None:
+    """A slice for each piece."""
+    attrs = node.attrs
+    assert isinstance(attrs, SplitAttributes)
+    edges = np.cumsum((0, *attrs.sizes)).tolist()
+    ranges = pairwise(edges)
+    e.result(node, *(cut(e, node.operands[0], attrs.axis, *r) for r in ranges))
+
+
+@lowers("slice")
+def slice_(e: Emitter, node: Node) -> None:
+    """A slice layer."""
+    attrs = node.attrs
+    assert isinstance(attrs, SliceAttributes)
+    e.result(node, cut(e, node.operands[0], attrs.axis, attrs.start, attrs.stop))
+
+
+@lowers("tail")
+def tail(e: Emitter, node: Node) -> None:
+    """A slice that starts at the difference of the sizes."""
+    x, like = node.operands
+    axis, rank = _axis(node), x.type.rank
+    wanted = [e.run_size(like if a == axis else x, a) for a in range(rank)]
+    sizes = _join(e, wanted, 0)
+    starts = e.binary("SUB", e.shape_of(x), sizes)
+    layer = e.layer("tail", e.network.add_slice(e.value(x), (0,) * rank, (0,) * rank, (1,) * rank))
+    layer.set_input(1, starts)
+    layer.set_input(2, sizes)
+    e.result(node, layer.get_output(0))
+
+
+@lowers("take_rows")
+def take_rows(e: Emitter, node: Node) -> None:
+    """A gather along axis 1."""
+    x, rows = e.operands(node)
+    e.result(node, e.out("gather", e.network.add_gather(x, rows, 1)))
+
+
+@lowers("pad")
+def pad(e: Emitter, node: Node) -> None:
+    """A concatenation with a constant.
+
+    Raises:
+        LegalizeError: The size of another axis is known at run time only.
+    """
+    attrs = node.attrs
+    assert isinstance(attrs, PadAttributes)
+    (x,) = node.operands
+    sizes = [attrs.after if a == attrs.axis else d for a, d in enumerate(e.shape(x))]
+    if -1 in sizes:
+        raise LegalizeError(
+            "tensorrt/dynamic-shape",
+            f"padding of {x.type}, whose sizes calls choose",
+            where=site(e.graph, node),
+            help="compile with one sequence at a time",
+        )
+    if not attrs.after:
+        e.result(node, e.value(x))
+        return
+    fill = e.constant(np.full(sizes, attrs.value, dtype=x.type.dtype.numpy))
+    e.result(node, _join(e, [e.value(x), fill], attrs.axis))
+
+
+@lowers("unsqueeze")
+def unsqueeze(e: Emitter, node: Node) -> None:
+    """A reshape."""
+    e.result(node, e.reshape(e.operands(node)[0], node.result.type.shape))
+
+
+@lowers("squeeze")
+def squeeze(e: Emitter, node: Node) -> None:
+    """A reshape."""
+    e.result(node, e.reshape(e.operands(node)[0], node.result.type.shape))
+
+
+@lowers("position_ids")
+def position_ids(e: Emitter, node: Node) -> None:
+    """`length[:, None] + (0, 1, ...)`."""
+    length, x = node.operands
+    steps = e.reshape(row_numbers(e, x), (1, x.type.shape[1]))
+    column = e.reshape(e.value(length), (length.type.shape[0], 1))
+    e.result(node, e.binary("SUM", column, steps))
+
+
+def row_numbers(e: Emitter, value: Value) -> Tensor:
+    """0, 1, ... for the rows (axis 1) of a value, i64 `[s]`."""
+    dim = e.size(value.type.shape[1])
+    if isinstance(dim, int):
+        return e.constant(np.arange(dim, dtype=np.int64))
+
+    def fill() -> Tensor:
+        kind = e.trt.FillOperation.LINSPACE
+        layer = e.layer("rows", e.network.add_fill((0,), kind, e.type(DType.I64)))
+        layer.set_input(0, e.run_size(value, 1))
+        layer.set_input(1, e.constant(np.array(0, dtype=np.int64)))
+        layer.set_input(2, e.constant(np.array([1], dtype=np.int64)))
+        return layer.get_output(0)
+
+    return e.once(("rows", str(dim)), fill)
+
+
+@lowers("advance")
+def advance(e: Emitter, node: Node) -> None:
+    """`length + s`."""
+    length, x = node.operands
+    e.result(node, e.binary("SUM", e.value(length), e.run_size(x, 1)))

@@ -1,0 +1,285 @@
+"""Tiny networks, really built: one for each op and each form of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from edgecc.backends.tensorrt.builder import Session
+from edgecc.backends.tensorrt.emitter import LOWERINGS
+from edgecc.backends.tensorrt.lower import build
+from edgecc.devices import DEVICES, get_device
+from edgecc.errors import LegalizeError, UnsupportedError
+from edgecc.ir import Builder, Dense, DType, Module, Role, SymbolRange, sym
+from edgecc.ir.encodings import NVFP4, Int4, parse_encoding
+from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
+from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.sampling import ArgmaxAttributes
+from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.quantize import quantize
+from edgecc.ir.weights import Inline, Weight
+from edgecc.nvfp4 import unpack_e2m1
+from helpers.lowering import nvfp4_values, random_nvfp4
+
+BF16, F32, I64 = DType.BF16, DType.F32, DType.I64
+
+
+class Net(Builder):
+    """A graph over `t` rows of one sequence, with weights made on the way."""
+
+    def __init__(self) -> None:
+        symbols = {"b": SymbolRange(1, 1), "t": SymbolRange(1, 32)}
+        super().__init__(Module("net", symbols=symbols), "main")
+        self.random = np.random.default_rng(0)
+
+    def take(self, name="x", width=64, dtype=BF16, rows=None):
+        return self.input(name, dtype, (sym("b"), rows or sym("t"), width), Role.ACTIVATION)
+
+    def number(self, name="length"):
+        return self.input(name, I64, (sym("b"),), Role.CACHE_LENGTH)
+
+    def dense(self, name, shape, dtype=F32):
+        values = self.random.standard_normal(shape).astype(dtype.numpy)
+        source = Inline((("weight", values.tobytes()),))
+        return self.module.weights.add(name, Weight(tuple(shape), Dense(dtype), source))
+
+    def packed(self, name, rows=64, columns=64):
+        codes, scale, scale_2 = random_nvfp4(self.random, rows, columns)
+        parts = {"weight": codes, "weight_scale": scale, "weight_scale_2": scale_2}
+        return self.stored(name, (rows, columns), NVFP4(), parts)
+
+    def rounded(self, name, encoding):
+        values = self.random.standard_normal((64, 64)).astype(np.float32)
+        parts = quantize(encoding, values, lambda: np.float32(np.abs(values).max()))
+        return self.stored(name, (64, 64), encoding, parts)
+
+    def stored(self, name, shape, encoding, parts):
+        source = Inline(tuple((k, np.asarray(v).tobytes()) for k, v in parts.items()))
+        return self.module.weights.add(name, Weight(shape, encoding, source))
+
+
+def attention(n: Net, *, causal: bool, rows=None) -> object:
+    q, k = n.take("q", 128, rows=rows), n.take("k", 64, rows=rows)
+    start = n.number()
+    caches = [n.input(c, BF16, (sym("b"), 1, 96, 64), Role.KV_CACHE) for c in ("kc", "vc")]
+    new = [n.op("cache_update", c, k, start) for c in caches]
+    for cache, value in zip(caches, new, strict=True):
+        n.output(value, cache.name, Role.KV_CACHE, alias=cache.name)
+    length = n.op("advance", start, k)
+    attrs = AttentionAttributes(heads=2, kv_heads=1, scale=0.1, causal=causal)
+    first = n.op("attention", q, *new, length, attrs=attrs)
+    return n.op("attention", first, *new, length, attrs=attrs)  # two layers with one mask
+
+
+def rope(n: Net) -> object:
+    x, start = n.take(width=128), n.number()
+    positions = n.op("position_ids", start, x)
+    tables = (n.dense("cos", (40, 16)), n.dense("sin", (40, 16)))  # 32 of 64 dims
+    return n.op("rope", x, positions, weights=tables, attrs=RopeAttributes(2))
+
+
+def both(n: Net, op: str) -> object:
+    return n.op(op, n.take("a"), n.take("b"))
+
+
+def linear(n: Net, symbol: str, dtype=BF16, bias=False) -> object:
+    weights = (symbol, n.dense("bias", (64,))) if bias else (symbol,)
+    return n.op("linear", n.take(dtype=dtype), weights=weights)
+
+
+def tail(n: Net) -> object:
+    x = n.take()
+    rows = n.op("concat", x, n.take("y", rows=3), attrs=AxisAttributes(1))
+    return n.op("tail", rows, x, attrs=AxisAttributes(1))
+
+
+def chosen(n: Net) -> object:
+    token = n.op("argmax", n.take(dtype=F32), attrs=ArgmaxAttributes(60))
+    table = n.dense("table", (64, 32), BF16)
+    return n.op("embedding", token, weights=(table,))
+
+
+def looked_up(n: Net) -> object:
+    ids = n.input("ids", I64, (sym("b"), sym("t")), Role.TOKEN_IDS)
+    source = Inline((("weight", np.arange(9, dtype=np.int64).tobytes()),))
+    n.module.weights.add("map", Weight((9,), Dense(I64), source))
+    return n.op("lookup", ids, weights=("map",))
+
+
+def padded(n: Net) -> object:
+    first = n.op("unsqueeze", n.number("anchor"), attrs=AxisAttributes(1))
+    return n.op("pad", first, attrs=PadAttributes(1, 6, 7))
+
+
+NETS: dict[str, Callable[[Net], object]] = {
+    "add": lambda n: both(n, "add"),
+    "mul": lambda n: both(n, "mul"),
+    "swiglu": lambda n: both(n, "swiglu"),
+    "silu": lambda n: n.op("silu", n.take()),
+    "sigmoid": lambda n: n.op("sigmoid", n.take()),
+    "cast": lambda n: n.op("cast", n.take(), attrs=CastAttributes("f32")),
+    "rms_norm": lambda n: n.op(
+        "rms_norm", n.take(), weights=(n.dense("w", (16,)),), attrs=RmsNormAttributes(1e-6, 4)
+    ),
+    "add_rms_norm": lambda n: n.node(
+        "add_rms_norm",
+        (n.take("a"), n.take("b")),
+        (n.dense("w", (64,)),),
+        AddRmsNormAttributes(1e-6),
+    ).results[0],
+    "linear": lambda n: linear(n, n.dense("w", (64, 64), BF16), bias=True),
+    "embedding": chosen,
+    "argmax": chosen,
+    "lookup": looked_up,
+    "concat": tail,
+    "tail": tail,
+    "split": lambda n: n.node("split", (n.take(),), attrs=SplitAttributes(2, (16, 48))).results[1],
+    "slice": lambda n: n.op("slice", n.take(), attrs=SliceAttributes(2, 3, 9)),
+    "take_rows": lambda n: n.op("take_rows", n.take(), n.input("rows", I64, (4,), Role.LOGIT_ROWS)),
+    "pad": padded,
+    "unsqueeze": padded,
+    "squeeze": lambda n: n.op("squeeze", n.take(rows=1), attrs=AxisAttributes(1)),
+    "position_ids": rope,
+    "rope": rope,
+    "advance": lambda n: n.op("advance", n.number(), n.take()),
+    "cache_update": lambda n: attention(n, causal=True),
+    "attention": lambda n: attention(n, causal=False, rows=7),
+    "split_heads": lambda n: n.node(
+        "split_heads", (n.take(),), attrs=SplitHeadsAttributes(2, (8, 24))
+    ).results[1],
+    "constant": lambda n: n.op("constant", weights=(n.dense("w", (3, 4)),)),
+}
+
+
+def net(make: Callable[[Net], object]) -> Module:
+    builder = Net()
+    builder.output(make(builder), "y", Role.ACTIVATION)
+    return builder.module
+
+
+def built(trt, module: Module, device: str, progress=lambda *_: None):
+    session = Session(trt, get_device(device))
+    return build(session, module, module.graphs["main"], progress)
+
+
+def test_every_op_of_the_records_has_a_lowering_and_a_network():
+    ops = set().union(*(d.ops for d in DEVICES.values() if d.library)) - {"call"}
+    assert ops == set(LOWERINGS) == set(NETS)
+
+
+@pytest.mark.parametrize("device", ["sm86", "sm120"])
+def test_each_op_builds(trt, device):
+    """One builder for all: what it costs is starting it."""
+    refused = {}
+    for op, make in NETS.items():
+        try:
+            plan, _ = built(trt, net(make), device)
+            assert plan[:4] == b"ptrt" or len(plan) > 1000
+        except UnsupportedError as error:
+            refused[op] = str(error)
+    assert refused == {}
+
+
+FORMS = {
+    "nvfp4": (lambda n: n.packed("w"), ["sm120", "sm121"]),
+    "fp8": (lambda n: n.rounded("w", parse_encoding("fp8<tensor>")), ["sm89", "sm120"]),
+    "fp8 channel": (lambda n: n.rounded("w", parse_encoding("fp8<channel>")), ["sm89"]),
+    "int8": (lambda n: n.rounded("w", parse_encoding("int8<channel>")), ["sm86", "rtx"]),
+    "int8_block": (
+        lambda n: n.module.weights.derive("w8", "int8_codes", (n.packed("w"),)),
+        ["sm86", "sm89", "rtx"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=lambda d: d.value)
+def test_forms_of_weights_build_where_the_records_say(trt, form, dtype):
+    make, devices = FORMS[form]
+    for device in devices:
+        kind = form.partition(" ")[0]
+        assert kind in get_device(device).native_linear
+        built(trt, net(lambda n: linear(n, make(n), dtype)), device)
+
+
+def test_a_packed_weight_stays_packed_in_the_plan(trt):
+    """4 bits and a scale of 8 for each 16; also where the product is in float32."""
+    rows, columns = 8192, 2048
+    for dtype in (BF16, F32):
+
+        def make(n, dtype=dtype):
+            return n.op(
+                "linear",
+                n.take(width=columns, dtype=dtype),
+                weights=(n.packed("w", rows, columns),),
+            )
+
+        plan, facts = built(trt, net(make), "sm120")
+        assert facts["weight_bytes"] == rows * columns * 9 // 16
+        assert len(plan) <= 1.1 * facts["weight_bytes"]
+
+
+def test_the_8_bit_form_of_nvfp4_is_exact():
+    """Signed codes times half the block scale in bf16, then the global scale: no bit is lost."""
+    codes, scale, _ = random_nvfp4(np.random.default_rng(1), 8, 64)
+    halves = (scale.astype(np.float32) / 2).astype(ml_dtypes.bfloat16)
+    values = (2 * unpack_e2m1(codes)).astype(np.int8).astype(ml_dtypes.bfloat16)
+    product = values.astype(np.float64) * halves.astype(np.float64).repeat(16, axis=1)
+    assert np.array_equal(product.astype(ml_dtypes.bfloat16).astype(np.float64), product)
+    expected = nvfp4_values(codes, scale, np.float32(1))
+    assert np.array_equal(product, expected)
+
+
+def test_two_builds_give_the_same_bytes(trt):
+    first, second = (built(trt, net(NETS["add"]), "sm86")[0] for _ in range(2))
+    assert first == second
+
+
+def test_builds_with_caches_differ_at_most_in_numbers_of_sizes(trt):
+    """The builder numbers symbolic sizes in an order of its own: -13 and -14 change places."""
+    first, second = (
+        np.frombuffer(built(trt, net(NETS["cache_update"]), "sm86")[0], np.uint8) for _ in range(2)
+    )
+    assert first.shape == second.shape
+    differ = first != second
+    assert differ.sum() <= 16
+    assert np.abs(first[differ].astype(int) - second[differ]).max(initial=0) <= 1
+
+
+def test_progress_and_interruption(trt):
+    seen = []
+    built(trt, net(NETS["add"]), "sm86", lambda *step: seen.append(step))
+    assert {stage for stage, *_ in seen} == {"build main"}
+    assert all(0 <= done <= total for _, done, total in seen)
+
+    def interrupt(stage, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        built(trt, net(NETS["add"]), "sm86", interrupt)
+
+
+def test_a_refusal_names_the_node_and_the_weight(trt):
+    """FP4 constants on a GPU without them, which legalize would have refused."""
+
+    def make(n):
+        n.at("model.layers.3.mlp.up_proj")
+        return linear(n, n.packed("w"))
+
+    with pytest.raises(UnsupportedError) as caught:
+        built(trt, net(make), "sm86")
+    (finding,) = caught.value.diagnostics
+    assert caught.value.exit_code == 4
+    assert "cannot build for sm86" in finding.message
+
+
+def test_an_encoding_without_a_form(trt):
+    def make(n):
+        return linear(n, n.rounded("w", Int4(group=16)))
+
+    with pytest.raises(LegalizeError, match="has no form in TensorRT"):
+        built(trt, net(make), "sm86")
