@@ -728,7 +728,7 @@ def test_calls_become_steps_of_a_program(device: str, rows: int, tmp_path: Path)
     assert_close(graph.run({"x": x}), expected, 3e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONNX_DEVICES)
 def test_a_value_may_have_the_name_of_a_weight(tmp_path, device):
     matrix = np.arange(16, dtype=np.float32).reshape(4, 4)
 
