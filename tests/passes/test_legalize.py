@@ -216,7 +216,7 @@ def runs(op: str, encoding: Encoding) -> bool:
 
 
 @given(
-    modules(ops=sorted(OPS.keys() - {"cast"} - EVALUATED_ONLY)),
+    modules(ops=sorted(frozenset.intersection(*(d.ops for d in DEVICES.values())) - {"cast"})),
     st.sampled_from(sorted(DEVICES)),
     st.sampled_from(["dense", "int8-split"]),
 )
