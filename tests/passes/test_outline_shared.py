@@ -102,7 +102,7 @@ def test_the_head_of_a_pair_becomes_a_graph():
         f"{TARGET_HEAD} runs as its own graph lm_head, called by draft, target"
     )
     assert [str(r) for r in ctx.remarks] == [
-        f"outline-shared: applied at @{TARGET_HEAD}: graph @lm_head for ['draft', 'target']"
+        f"outline-shared: applied at @{TARGET_HEAD}: graph @lm_head for @draft, @target"
     ]
 
 
