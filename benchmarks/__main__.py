@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import acceptance, forms, host, memory, passes, speed, steps
+from benchmarks import acceptance, forms, host, memory, passes, quantization, speed, steps
 from benchmarks.pairs import Settings
 from benchmarks.results import Result, load_average, machine, write_json
 
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Result]] = {
     "memory": memory.run,
     "forms": forms.run,
     "passes": passes.run,
+    "quantization": quantization.run,
 }
 
 
@@ -36,6 +37,9 @@ def main(argv: list[str] | None = None) -> None:
         action="store_true",
         help="also measure a synthetic pair of the Qwen3-0.6B shape (1 GB on disk, 7 GB of memory)",
     )
+    parser.add_argument(
+        "--target", type=Path, help="BF16 checkpoint of the shipped target, for `quantization`"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of each comparison (default 3)")
     parser.add_argument("--work", type=Path, default=Path("build/bench"), help="folder for files")
     parser.add_argument("--json", type=Path, help="default WORK/results.json")
@@ -43,7 +47,9 @@ def main(argv: list[str] | None = None) -> None:
     unknown = sorted(set(arguments.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    settings = Settings(arguments.work, max(1, arguments.repeats), arguments.large)
+    settings = Settings(
+        arguments.work, max(1, arguments.repeats), arguments.large, arguments.target
+    )
     command = " ".join(["python -m benchmarks", *(argv if argv is not None else sys.argv[1:])])
     print(f"`{command}`\n\n{', '.join(f'{k} {v}' for k, v in machine().items())}\n")
     results, loads = [], [load_average()]

@@ -47,10 +47,8 @@ def run(settings: Settings) -> Result:
     """Generate with and without speculation for every prompt."""
     _check_sources()
     with edgecc.load(bundle(SHIPPED, settings.work)) as generator:
-        code = [_both(generator, token_ids=ids) for ids in _excerpts(generator.tokenizer)]
-        chat = [_both(generator, messages=[_request(*request)]) for request in REQUESTS]
-    groups = {"code": code, "chat": chat, "all": code + chat}
-    data: dict[str, Any] = {name: _summary(stats) for name, stats in groups.items()}
+        data = acceptance(generator)
+    groups = list(data)
     data["packages"] = {name: _version(name) for name in PACKAGES.values()}
     rows = [
         [name, d["prompts"], d["rounds"], f"**{d['tokens_per_step']:.2f}**", d["positions"]]
@@ -69,6 +67,14 @@ def run(settings: Settings) -> Result:
         ),
     )
     return Result("acceptance", [table], data)
+
+
+def acceptance(generator: Any) -> dict[str, Any]:
+    """Figures of the code prompts, of the chat prompts, and of all, by these names."""
+    code = [_both(generator, token_ids=ids) for ids in _excerpts(generator.tokenizer)]
+    chat = [_both(generator, messages=[_request(*request)]) for request in REQUESTS]
+    groups = {"code": code, "chat": chat, "all": code + chat}
+    return {name: _summary(stats) for name, stats in groups.items()}
 
 
 def _request(name: str, what: str) -> dict[str, str]:

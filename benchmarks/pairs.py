@@ -33,11 +33,13 @@ class Settings:
         work: Folder for checkpoints and bundles.
         repeats: Repetitions of each comparison.
         large: Also measure the synthetic pair of the 0.6B shape.
+        target: BF16 checkpoint of the shipped target, for `quantization`.
     """
 
     work: Path
     repeats: int
     large: bool
+    target: Path | None = None
 
     @property
     def pairs(self) -> tuple[str, ...]:

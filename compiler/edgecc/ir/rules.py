@@ -93,9 +93,10 @@ class _Recorder(Rewriter):
         return node
 
     def replace_value(self, old: Value, new: Value) -> None:
-        """Replace, and remember who reads the new value."""
+        """Replace, and remember whose operands changed: others who read the new value did not."""
+        users = old.users()
         super().replace_value(old, new)
-        self.touched += new.users()
+        self.touched += users
 
 
 class _Driver:
