@@ -103,7 +103,7 @@ def _times(module: ir.Module) -> dict[str, float]:
 def _overhead(pair: str, settings: Settings) -> dict[str, Any]:
     """The manager's own seconds, verification included, beside those of a whole compile."""
     target, draft = checkpoints(pair, settings.work)
-    options = {"max_model_len": 1024, "verify": "none"}
+    options = {"max_model_len": 1024}
     own, compiles, nodes = [], [], 0
     for _ in range(settings.repeats):
         module = edgecc.lift(target, draft)

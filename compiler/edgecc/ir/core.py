@@ -61,9 +61,12 @@ class Value:
 
 
 class Node:
-    """One operation. Its edges are changed through `Rewriter` only."""
+    """One operation. Its edges are changed through `Rewriter` only.
 
-    __slots__ = ("_operands", "attrs", "location", "op", "results", "weights")
+    `checked` belongs to the verifier: the types, weights and attributes it found to fit the op.
+    """
+
+    __slots__ = ("_operands", "attrs", "checked", "location", "op", "results", "weights")
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Node:
         self._operands: tuple[Value, ...] = ()
         self.weights = tuple(weights)
         self.attrs = attrs
+        self.checked: object = None
         self.location = location
         self.results = tuple(
             Value(t, names[i] if i < len(names) else op.name, self, i)

@@ -10,6 +10,7 @@ Named properties are further predicates that passes require and ensure: see `PRO
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,11 +21,12 @@ import networkx as nx
 from edgecc.errors import Diagnostic, InternalError, VerifyError
 from edgecc.ir.analysis import call_graph
 from edgecc.ir.core import Graph, Module, Node, Value
+from edgecc.ir.encodings import Component, Encoding, IntShape
 from edgecc.ir.ops import TypeRuleError
 from edgecc.ir.ops.base import Scope
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import symbols_of
-from edgecc.ir.weights import Alias, Derived, Inline, Stored, Unbound, Weight
+from edgecc.ir.weights import Alias, Derived, Inline, Stored, Unbound, Weight, WeightTable
 
 
 def verify(module: Module) -> list[Diagnostic]:
@@ -113,21 +115,22 @@ def _stale_uses(graph: Graph, defined: Mapping[Value, None]) -> Iterator[Diagnos
 
 
 def _types(module: Module, graph: Graph, scope: Scope) -> Iterator[Diagnostic]:
+    """Runs shape rules again, but not for nodes that fitted before and see the same now."""
     table = module.weights
     for node in graph.nodes:
+        operands = tuple(v.type for v in node.operands)
+        weights = tuple(table[table.resolve(w)] for w in node.weights)
+        recorded = tuple(r.type for r in node.results)
+        seen = (node.op, operands, weights, node.attrs, recorded)
+        if node.checked == seen and node.op.name != "call":
+            continue
         try:
-            node.op.check_counts(len(node.operands), len(node.weights))
+            node.op.check_counts(len(operands), len(weights))
             node.op.check_attributes(node.attrs)
-            types = node.op.infer(
-                [v.type for v in node.operands],
-                [table[table.resolve(w)] for w in node.weights],
-                node.attrs,
-                scope,
-            )
+            types = node.op.infer(operands, weights, node.attrs, scope)
         except TypeRuleError as error:
             yield Diagnostic("ir/type-rule", f"{node.op.name}: {error}", _where(graph, node))
             continue
-        recorded = tuple(r.type for r in node.results)
         if types != recorded:
             yield Diagnostic(
                 "ir/recorded-type",
@@ -135,33 +138,66 @@ def _types(module: Module, graph: Graph, scope: Scope) -> Iterator[Diagnostic]:
                 f"{', '.join(map(str, recorded))}",
                 _where(graph, node),
             )
+            continue
+        node.checked = seen
+
+
+def _made_from(table: WeightTable, weight: Weight) -> object:
+    """The entries whose change could make a weight wrong, itself first; None if one is missing."""
+    source = weight.source
+    names: tuple[str, ...] = (source.symbol,) if isinstance(source, Alias) else ()
+    if isinstance(source, Derived):
+        names = source.inputs
+    try:
+        return (weight, *(table[table.resolve(name)] for name in names))
+    except InternalError:
+        return None
+
+
+def _weight(module: Module, symbol: str, weight: Weight) -> Iterator[Diagnostic]:
+    table = module.weights
+    try:
+        end = table[table.resolve(symbol)]
+    except InternalError as error:
+        yield replace(error.diagnostics[0], where=f"weight @{symbol}")
+        return
+    if isinstance(weight.source, Alias) and (weight.shape, weight.encoding) != (
+        end.shape,
+        end.encoding,
+    ):
+        yield Diagnostic(
+            "ir/alias-type",
+            f"alias is {weight.encoding} {weight.shape}, its target {end.encoding} {end.shape}",
+            f"weight @{symbol}",
+        )
+    if isinstance(weight.source, Derived):
+        yield from _derived(module, symbol, weight.source)
+    yield from _parts(symbol, weight)
 
 
 def _weights(module: Module) -> Iterator[Diagnostic]:
+    """Checks every weight, but not those that were right before and are made from the same now."""
     table = module.weights
     for symbol, weight in table.items():
-        try:
-            end = table[table.resolve(symbol)]
-        except InternalError as error:
-            yield replace(error.diagnostics[0], where=f"weight @{symbol}")
+        seen = _made_from(table, weight)
+        if seen is not None and table.checked.get(symbol) == seen:
             continue
-        if isinstance(weight.source, Alias) and (weight.shape, weight.encoding) != (
-            end.shape,
-            end.encoding,
-        ):
-            yield Diagnostic(
-                "ir/alias-type",
-                f"alias is {weight.encoding} {weight.shape}, its target {end.encoding} {end.shape}",
-                f"weight @{symbol}",
-            )
-        if isinstance(weight.source, Derived):
-            yield from _derived(module, symbol, weight.source)
-        yield from _parts(symbol, weight)
+        findings = list(_weight(module, symbol, weight))
+        if findings:
+            yield from findings
+        else:
+            table.checked[symbol] = seen
     for graph in module.graphs.values():
         for node in graph.nodes:
             for name in node.weights:
                 if name not in table:
                     yield Diagnostic("ir/unknown-weight", f"no weight @{name}", _where(graph, node))
+
+
+@functools.lru_cache(maxsize=4096)
+def _components(encoding: Encoding, shape: IntShape) -> Mapping[str, Component]:
+    """Layers repeat their shapes, and verifying repeats layers."""
+    return encoding.components(shape)
 
 
 def _parts(symbol: str, weight: Weight) -> Iterator[Diagnostic]:
@@ -171,7 +207,7 @@ def _parts(symbol: str, weight: Weight) -> Iterator[Diagnostic]:
         yield Diagnostic("ir/encoding-shape", f"negative dimension in {weight.shape}", where)
         return
     try:
-        components = weight.encoding.components(weight.shape)
+        components = _components(weight.encoding, weight.shape)
     except ValueError as error:
         yield Diagnostic("ir/encoding-shape", str(error), where)
         return

@@ -132,6 +132,8 @@ class WeightTable(Mapping[str, Weight]):
     def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
         self.readers: dict[str, TensorReader] = {}
+        self.checked: dict[str, object] = {}
+        """Belongs to the verifier: what each entry was made from when it was found to be right."""
         self._digests: dict[tuple[tuple[str, Weight], ...], str] = {}
         self._stated: dict[tuple[tuple[str, Weight], ...], str] = {}
         self._maxima: dict[tuple[tuple[str, Weight], ...], np.float32] = {}

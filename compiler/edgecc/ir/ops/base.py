@@ -203,22 +203,23 @@ def require(condition: bool, message: str) -> None:
 def require_type(
     what: str, found: TensorType, dtype: DType | None = None, rank: int | None = None
 ) -> None:
-    """Check dtype and rank of an operand."""
-    require(
-        dtype is None or found.dtype is dtype,
-        f"{what} must be {dtype.value if dtype else ''}, got {found}",
-    )
-    require(rank is None or found.rank == rank, f"{what} must have rank {rank}, got {found}")
+    """Check dtype and rank of an operand; the message is only made when it is needed."""
+    if dtype is not None and found.dtype is not dtype:
+        raise TypeRuleError(f"{what} must be {dtype.value}, got {found}")
+    if rank is not None and found.rank != rank:
+        raise TypeRuleError(f"{what} must have rank {rank}, got {found}")
 
 
 def require_float(what: str, found: TensorType) -> None:
     """Check that an operand holds floating-point numbers."""
-    require(found.dtype.is_float, f"{what} must be floating-point, got {found}")
+    if not found.dtype.is_float:
+        raise TypeRuleError(f"{what} must be floating-point, got {found}")
 
 
 def require_equal(what: str, found: object, expected: object) -> None:
     """Check that two dims, shapes or counts are equal."""
-    require(found == expected, f"{what}: expected {expected}, got {found}")
+    if found != expected:
+        raise TypeRuleError(f"{what}: expected {expected}, got {found}")
 
 
 def check_indices(what: str, indices: Array, size: int) -> None:
