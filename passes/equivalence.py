@@ -11,7 +11,7 @@ free to differ altogether. Such outputs are found by data dependence and left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from edgecc.ir.interpreter import Inputs, evaluate
 from edgecc.ir.random_inputs import random_inputs
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.sampled_weights import SampledWeights
-from edgecc.ir.weights import Parts, Unbound
+from edgecc.ir.weights import Parts
 
 CACHE_ROWS = 48
 """Rows of caches during a comparison: room for the few rows of random inputs at either end."""
@@ -240,24 +240,17 @@ class _Reasons:
         if node.op.name == "call":
             callee = self.module.graphs[str(getattr(node.attrs, "callee", ""))]
             # Evaluated as a whole: one missing weight leaves it without any result.
-            missing = next((r for r in self._missing_weights(callee)), "")
+            missing = next(map(_was_unbound, self.module.unbound_weights(callee)), "")
             return [missing or r for r in self.outputs(callee, operands)]
-        reason = next((r for r in (*self._unbound(node.weights), *operands) if r), "")
+        unbound = (name for w in node.weights for name in self.module.weights.unbound(w))
+        reason = next((r for r in (*map(_was_unbound, unbound), *operands) if r), "")
         if not reason and not self.exact and _chooses(node):
             reason = f"it depends on the choice of {node.op.name}"
         return [reason] * len(node.results)
 
-    def _missing_weights(self, graph: Graph) -> Iterator[str]:
-        yield from self._unbound(graph.used_weights())
-        for name in graph.callees():
-            yield from self._missing_weights(self.module.graphs[name])
 
-    def _unbound(self, symbols: Sequence[str] | Iterator[str]) -> Iterator[str]:
-        table = self.module.weights
-        for symbol in symbols:
-            for name in table.dependencies(symbol):
-                if isinstance(table[name].source, Unbound):
-                    yield f"@{name} was unbound before the pass"
+def _was_unbound(symbol: str) -> str:
+    return f"@{symbol} was unbound before the pass"
 
 
 def _chooses(node: Node) -> bool:

@@ -14,7 +14,7 @@ from edgecc.ir.encodings import Array, Dense
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import DType
-from edgecc.ir.weights import Derived, Inline, Unbound, Weight, WeightTable
+from edgecc.ir.weights import Derived, Inline, Weight, WeightTable
 from edgecc.passes.base import Pass, PassContext, site
 
 
@@ -159,9 +159,8 @@ def _is_identity(table: WeightTable, weight: Weight) -> bool:
     if not isinstance(source, Derived) or source.recipe != "dequantize":
         return False
     (origin,) = source.inputs
-    return table[table.resolve(origin)].encoding == Dense(DType.F32) and not any(
-        isinstance(table[s].source, Unbound) for s in table.dependencies(origin)
-    )
+    dense = table[table.resolve(origin)].encoding == Dense(DType.F32)
+    return dense and not list(table.unbound(origin))
 
 
 def _is_constant(value: Value) -> bool:

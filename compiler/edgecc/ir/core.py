@@ -233,6 +233,13 @@ class Module:
         called = {c for g in self.graphs.values() for c in g.callees()}
         return [g for name, g in self.graphs.items() if name not in called]
 
+    def unbound_weights(self, graph: Graph) -> Iterator[str]:
+        """Unbound weights that a graph or one it calls reads, directly or through derived ones."""
+        for symbol in graph.used_weights():
+            yield from self.weights.unbound(symbol)
+        for name in graph.callees():
+            yield from self.unbound_weights(self.graphs[name])
+
     def weight_users(self) -> dict[str, list[str]]:
         """The graphs that read each weight; aliases count for what they stand for."""
         users: dict[str, list[str]] = {}

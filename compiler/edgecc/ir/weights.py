@@ -217,6 +217,12 @@ class WeightTable(Mapping[str, Weight]):
             elif isinstance(source, Derived):
                 waiting += reversed(source.inputs)
 
+    def unbound(self, symbol: str) -> Iterator[str]:
+        """What is bound to nothing among the symbol and everything its bytes are made from."""
+        for name in self.dependencies(symbol):
+            if isinstance(self._weights[name].source, Unbound):
+                yield name
+
     def read(self, symbol: str, start: int = 0, stop: int | None = None) -> Parts:
         """Component arrays of rows `start:stop` (components without rows come whole).
 

@@ -19,7 +19,6 @@ from edgecc.ir.parser import parse_module
 from edgecc.ir.printer import print_module
 from edgecc.ir.random_inputs import random_inputs
 from edgecc.ir.verifier import check_property, verify
-from edgecc.ir.weights import Unbound
 from edgecc.passes.base import Pass, PassContext
 from edgecc.testing.numbers import chosen_outputs, compare_arrays
 from edgecc.testing.sharing import Sharing
@@ -231,17 +230,9 @@ def _require_idempotent(made: Pass[Any], module: Module, ctx: PassContext) -> No
 
 def _choose_inputs(module: Module, inputs: Inputs | None) -> list[dict[str, dict[str, Array]]]:
     """Inputs of the entries that can be evaluated."""
-    runnable = [g.name for g in module.entries() if not _reads_unbound(module, g)]
+    runnable = [g.name for g in module.entries() if not list(module.unbound_weights(g))]
     sets = [random_inputs(module, seed) for seed in SEEDS] if inputs is None else [inputs]
     return [{g: dict(given[g]) for g in runnable if g in given} for given in sets]
-
-
-def _reads_unbound(module: Module, graph: Graph) -> bool:
-    table = module.weights
-    read = (d for w in graph.used_weights() for d in table.dependencies(w))
-    return any(isinstance(table[d].source, Unbound) for d in read) or any(
-        _reads_unbound(module, module.graphs[callee]) for callee in graph.callees()
-    )
 
 
 def _compare(
