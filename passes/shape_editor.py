@@ -50,7 +50,9 @@ class Editor(Rewriter):
 
         Calls stay: without its last call a graph would count as an entry. `dce` removes both.
         """
-        return node.op.name != "call" and not any(r.uses or r in self.returned for r in node.results)
+        return node.op.name != "call" and not any(
+            r.uses or r in self.returned for r in node.results
+        )
 
 
 def axis_of(node: Node) -> int:
