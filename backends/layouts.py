@@ -92,9 +92,7 @@ def _int8(parts: Parts, block: Sequence[int]) -> Values:
     stored, scale = parts["weight"], parts["weight_scale"]
     if scale.shape != stored.shape[:1]:
         raise ValueError(f"elements {stored.shape}, scales {scale.shape}")
-    return Values(
-        stored.shape, lambda rows: integers.dequantize_int8(stored[rows], scale[rows])
-    )
+    return Values(stored.shape, lambda rows: integers.dequantize_int8(stored[rows], scale[rows]))
 
 
 def _int4(parts: Parts, block: Sequence[int]) -> Values:

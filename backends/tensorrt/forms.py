@@ -53,7 +53,6 @@ class Form:
         make: The array of a block of rows, from the components of that block.
         groups: Rows of the array for one step along axis 0 of a component: 1 unless given, 0 where
             a component has no rows.
-        stored: Types the components must have, those of the array if empty.
     """
 
     components: tuple[str, ...] | None
@@ -118,7 +117,6 @@ _COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "dense": ("weight",),
     "nvfp4": ("weight", "weight_scale", "weight_scale_2"),
 }
-_ROWS_OF_SCALES = {"nvfp4": 1, "int8": 1, "int4": 1}
 
 
 def _values(layout: str) -> Form:

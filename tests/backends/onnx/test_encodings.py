@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jsonschema import validate
 
-from edgecc.backends.onnxruntime import expand as expansion
 from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.onnxruntime import expand as expansion
 from edgecc.backends.onnxruntime.expand import expand
 from edgecc.devices import ONNX_DEVICES
 from edgecc.errors import BundleError

@@ -14,10 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edgecc.backends.onnxruntime import OrtEngine, open_engine
-from edgecc.backends.onnxruntime import engine as engine_module
 from edgecc.backends.layouts import BLOCK_BYTES
 from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.onnxruntime import OrtEngine, open_engine
+from edgecc.backends.onnxruntime import engine as engine_module
 from edgecc.backends.onnxruntime.expand import expand
 from edgecc.errors import BackendError, BundleError, ResourceError, UnsupportedError
 from edgecc.roles import Role
