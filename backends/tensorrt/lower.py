@@ -130,7 +130,7 @@ def build(
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
-        "bound": [_bound(o) for o in emitter.inputs.values()],
+        "bound": bound_inputs(emitter),
         "profiles": [_profile(p) for p in made],
         "weights": uses,
         "weight_bytes": sum(use["bytes"] for use in uses.values()),
@@ -142,14 +142,17 @@ def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
 
 
-def _bound(operand: Operand) -> dict[str, Any]:
-    """An input that the runtime fills from the weight file: see `bound_weights`."""
-    return {
-        **_port(operand.name, operand.dtype.value, operand.shape),
-        "form": operand.form,
-        "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
-        **({"block": list(operand.block)} if operand.block else {}),
-    }
+def bound_inputs(emitter: Emitter) -> list[dict[str, Any]]:
+    """Inputs of a network that the runtime fills from the weight file: see `bound_weights`."""
+    return [
+        {
+            **_port(operand.name, operand.dtype.value, operand.shape),
+            "form": operand.form,
+            "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
+            **({"block": list(operand.block)} if operand.block else {}),
+        }
+        for operand in emitter.inputs.values()
+    ]
 
 
 def _use(use: WeightUse) -> dict[str, Any]:
