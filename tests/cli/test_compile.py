@@ -277,7 +277,14 @@ class TestRefused:
             (["--lm-head", "borrow"], 2, "usage"),
             (["--verify", "later"], 2, "usage"),
             (["--device", "abacus"], 4, "device/unknown"),
-            (["--device", "cpu", "--device", "onnx"], 4, "usage/devices"),
+            (["--device", "cpu", "--device", "cpu"], 2, "usage/device-twice"),
+            (
+                ["--device", "cpu", "--device", "onnx", "--pass-pipeline", "dce"],
+                2,
+                "usage/pipeline-devices",
+            ),
+            (["--weights", "bind"], 2, "usage/weights"),
+            (["--weights", "mixed"], 2, "usage"),
             (["--dtype", "fp16"], 4, "usage/dtype"),
             (["--quantization", "int3"], 2, "usage"),
             (["--quantization", "fp8"], 2, "usage/nothing-to-quantize"),
@@ -506,11 +513,13 @@ def test_any_flags(
 def test_an_engine_that_differs(
     edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecc import driver
+    from edgecc import device_artifact, lift
 
-    real = driver.golden_rows
+    real = device_artifact.golden_rows
     other = write_target(tmp_path / "other", **SMALL, seed=7)
-    monkeypatch.setattr(driver, "golden_rows", lambda module, rows: real(driver.lift(other), rows))
+    monkeypatch.setattr(
+        device_artifact, "golden_rows", lambda module, passes: real(lift(other), passes)
+    )
     result = edgecc("compile", target, "-o", tmp_path / "b", "--max-model-len", 24)
     assert (result.code, result.id) == (5, "verify/mismatch")
     assert "target logits: FAILED" in result.err
