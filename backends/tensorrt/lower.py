@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
+from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.onnx.storage import SAFETENSORS_DTYPES
@@ -21,6 +23,9 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
 )
 from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.engines import Engines, Facts, Job
+from edgecc.backends.tensorrt.estimate import Estimate, estimate
+from edgecc.backends.tensorrt.keys import engine_key
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
 from edgecc.backends.tensorrt.weights import as_json
@@ -31,7 +36,14 @@ from edgecc.ir.weights import Derived
 ENGINE_FOLDER = "engines"
 
 
-def lower(module: Module, device: Device, directory: Path, progress: Progress) -> Artifact:
+def lower(
+    module: Module,
+    device: Device,
+    directory: Path,
+    progress: Progress,
+    before_build: Callable[[Sequence[Estimate]], None],
+    cache: ArtifactCache | None = None,
+) -> Artifact:
     """Write `engines/<device>-<graph>.plan` for each graph without calls.
 
     Weights are constants of the plans. A weight that two entries use is in the plan of one graph,
@@ -41,7 +53,10 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         module: Legalized for the device.
         device: Names the builder's package and the GPUs.
         directory: Bundle being written.
-        progress: Told about the builder's steps.
+        progress: Told about each engine.
+        before_build: Called once, with the estimates of the engines that the cache does not have:
+            the last chance to check the graphs.
+        cache: Where engines are taken from and kept; None builds all of them.
 
     Returns:
         The artifact: its manifest holds programs, engines with their profiles, and what precision
@@ -50,23 +65,15 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
     Raises:
         UnsupportedError: The package is not installed, or the builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
-        ResourceError: The disk refused.
+        ResourceError: The disk refused, or memory ran out.
+        BackendError: The builder crashed.
     """
     library = load_library(device.library)
-    session = Session(library, device)
-    engines: dict[str, Any] = {}
-    files = []
     with storage_errors(directory):
         (directory / ENGINE_FOLDER).mkdir(exist_ok=True)
-    for graph in module.graphs.values():
-        if list(graph.callees()):
-            continue
-        relative = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-        plan, engines[graph.name] = build(session, module, graph, progress)
-        engines[graph.name] = {"file": relative, "bytes": len(plan), **engines[graph.name]}
-        with storage_errors(directory / relative):
-            (directory / relative).write_bytes(plan)
-        files.append(relative)
+    leaves = [g for g in module.graphs.values() if not list(g.callees())]
+    made = Engines(directory, cache or ArtifactCache(None), progress)
+    engines = made.make([_job(library, device, module, g) for g in leaves], before_build)
     entries = module.entries()
     manifest = {
         "backend": device.backend,
@@ -81,17 +88,49 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         "entries": {e.name: interface(e) for e in entries},
         "tensors": _tensors(module),
     }
-    return Artifact(manifest, tuple(files))
+    return Artifact(manifest, tuple(e["file"] for e in engines.values()), tuple(made.made))
 
 
-def build(
-    session: Session, module: Module, graph: Graph, progress: Progress
-) -> tuple[bytes, dict[str, Any]]:
-    """The plan of one graph, and what the manifest says about it.
+def estimates(module: Module) -> list[Estimate]:
+    """What building each engine would take, without a cache."""
+    found = []
+    for graph in module.graphs.values():
+        if not list(graph.callees()):
+            ranges = profiles(module, graph, fixed_sizes(module, graph))
+            found.append(estimate(module, graph, len(ranges), list(graph.used_weights())))
+    return found
+
+
+def _job(library: Any, device: Device, module: Module, graph: Graph) -> Job:
+    """What it takes to make the engine of one graph."""
+    sizes = fixed_sizes(module, graph)
+    ranges = profiles(module, graph, sizes)
+    weights = list(graph.used_weights())
+    return Job(
+        f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan",
+        lambda: engine_key(library, device, module, graph, sizes, ranges, weights),
+        lambda path, report: build(Session(library, device), module, graph, path, report),
+        estimate(module, graph, len(ranges), weights),
+    )
+
+
+def build(session: Session, module: Module, graph: Graph, path: Path, progress: Progress) -> Facts:
+    """Write the plan of one graph.
+
+    Args:
+        session: The builder.
+        module: Owner of the graph.
+        graph: Without calls.
+        path: The new file.
+        progress: Told about the builder's phases.
+
+    Returns:
+        What the manifest says about the engine.
 
     Raises:
         UnsupportedError: The builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
+        ResourceError: The disk refused, or memory ran out.
     """
     sizes = fixed_sizes(module, graph)
     network = session.network(graph.name)
@@ -99,8 +138,11 @@ def build(
     emitter.lower()
     made = profiles(module, graph, sizes)
     plan = session.build(emitter, made, progress)
+    with storage_errors(path), path.open("wb") as file:
+        file.write(plan)
     forms = as_json(emitter.forms)
-    return plan, {
+    return {
+        "bytes": plan.nbytes,
         "inputs": [
             _port(i.name, i.value.type.dtype.value, emitter.shape(i.value)) for i in graph.inputs
         ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgecc.backends.base import BuiltEngine
 from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import findings_of
 from edgecc.device_lowering import Lowered
@@ -26,6 +28,7 @@ class CompileReport:
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
         unchecked: Outputs that `check` could not compare, and why, one line each.
+        engines: How engines were made; empty where none are built.
     """
 
     bundle: Bundle | None
@@ -37,9 +40,15 @@ class CompileReport:
     weight_bytes: int
     checks: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    engines: tuple[BuiltEngine, ...] = ()
 
 
-def compile_report(lowered: Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
+def compile_report(
+    lowered: Lowered,
+    bundle: Bundle | None,
+    weight_bytes: int,
+    engines: Sequence[BuiltEngine] = (),
+) -> CompileReport:
     """The report on a module that was lowered, and written if there is a bundle."""
     return CompileReport(
         bundle=bundle,
@@ -51,4 +60,5 @@ def compile_report(lowered: Lowered, bundle: Bundle | None, weight_bytes: int) -
         weight_bytes=weight_bytes,
         checks=tuple(lowered.checks),
         unchecked=tuple(lowered.manager.unchecked()),
+        engines=tuple(engines),
     )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.bundle_writer import BundleWriter
+from edgecc.backends.cache import ArtifactCache
+from edgecc.backends.memory import available_bytes
 from edgecc.backends.onnx import lower
 from edgecc.backends.onnx.lower import WEIGHT_FILE
 from edgecc.backends.onnx.storage import Storage
+from edgecc.backends.tensorrt.estimate import Estimate, expectation
+from edgecc.backends.tensorrt.lower import estimates
+from edgecc.backends.tensorrt.lower import lower as build_engines
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions
 from edgecc.device_lowering import Lowered
+from edgecc.errors import Diagnostic
 from edgecc.golden import GOLDEN_FILE, check_engine, check_lowered, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
@@ -35,16 +42,30 @@ class Written:
     weight_bytes: int
 
 
-def write_artifact(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a bundle is written, with what, and who is told.
+
+    Attributes:
+        writer: Of the unfinished bundle.
+        report: Told as work goes on.
+        tell: Told what to expect of builds, and what is wrong with the cache.
+        cache: Engines that were built before.
+    """
+
+    writer: BundleWriter
+    report: Progress
+    tell: Callable[[Diagnostic], None]
+    cache: ArtifactCache
+
+
+def write_artifact(site: Site, lowered: Lowered, options: CompileOptions) -> Written:
     """Write a device's engines and weights, and check them as the options say.
 
     Args:
-        writer: Of the unfinished bundle.
+        site: Where.
         lowered: For the device; its decisions and checks grow.
         options: What was asked for.
-        report: Told as work goes on.
 
     Raises:
         InputError: The reference overflows.
@@ -53,7 +74,17 @@ def write_artifact(
         ResourceError: Disk or memory.
     """
     write = _build_engines if lowered.device.library else _write_models
-    return write(writer, lowered, options, report)
+    return write(site, lowered, options)
+
+
+def expect(lowered: Lowered, tell: Callable[[Diagnostic], None]) -> None:
+    """Tell what building a device's engines is going to take; nothing where none are built.
+
+    Raises:
+        ResourceError: There is not enough memory.
+    """
+    if lowered.device.library:
+        tell(expectation(estimates(lowered.module), lowered.device.name, available_bytes()))
 
 
 def stored_bytes(lowered: Lowered) -> int:
@@ -65,10 +96,9 @@ def stored_bytes(lowered: Lowered) -> int:
     return file_size(Storage(module, WEIGHT_FILE).collect(leaves))
 
 
-def _write_models(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
+def _write_models(site: Site, lowered: Lowered, options: CompileOptions) -> Written:
     """ONNX models over one weight file, opened for a check."""
+    writer, report = site.writer, site.report
     module, device = lowered.module, lowered.device
     artifact, weights = lower(module, device, writer.directory, report)
     relative = str(artifact.manifest["weight_file"])
@@ -85,28 +115,35 @@ def _write_models(
     return Written(artifact, weights.bytes)
 
 
-def _build_engines(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
+def _build_engines(site: Site, lowered: Lowered, options: CompileOptions) -> Written:
     """Engines of a builder: no graph is handed over that was not evaluated."""
-    from edgecc.backends.tensorrt.lower import lower as build_engines
-
     module = lowered.module
+    device = lowered.device
     size = _engine_bytes(module)
-    module.decisions.append(
-        f"engines hold {size / 1e6:.1f} MB of weights; building takes up to four times that"
+    module.decisions.append(f"engines hold {size / 1e6:.1f} MB of weights")
+
+    def before_build(missing: Sequence[Estimate]) -> None:
+        if missing:
+            site.tell(expectation(missing, device.name, available_bytes()))
+        if options.verify != "none":
+            _evaluate(site, lowered)
+
+    artifact = build_engines(
+        module, device, site.writer.directory, site.report, before_build, site.cache
     )
-    if options.verify != "none":
-        golden = _golden(writer, lowered, report)
-        report("evaluate", 0, 1)
-        lowered.checks.extend(map(str, check_lowered(module, golden)))
-        report("evaluate", 1, 1)
-        module.decisions.append(
-            "the lowered graphs were evaluated in their own precision, the engines were not run"
-        )
-    artifact = build_engines(module, lowered.device, writer.directory, report)
     sizes = [int(e["weight_bytes"]) for e in artifact.manifest["engines"].values()]
     return Written(artifact, sum(sizes))
+
+
+def _evaluate(site: Site, lowered: Lowered) -> None:
+    """Compare the lowered graphs, in their own precision, with the golden rows."""
+    golden = _golden(site.writer, lowered, site.report)
+    site.report("evaluate", 0, 1)
+    lowered.checks.extend(map(str, check_lowered(lowered.module, golden)))
+    site.report("evaluate", 1, 1)
+    lowered.module.decisions.append(
+        "the lowered graphs were evaluated in their own precision, the engines were not run"
+    )
 
 
 def _golden(writer: BundleWriter, lowered: Lowered, report: Progress) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
+from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
-from edgecc.device_artifact import stored_bytes, write_artifact
+from edgecc.device_artifact import Site, expect, stored_bytes, write_artifact
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.devices import get_device
 from edgecc.errors import Diagnostic, InputError, Severity
@@ -59,6 +60,8 @@ def compile(
     dump_ir: str | Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    tell: Callable[[Diagnostic], None] | None = None,
+    cache: ArtifactCache | None = None,
     instruments: Sequence[Instrument] = (),
     check: int = 0,
     **options: Any,
@@ -76,6 +79,9 @@ def compile(
         dump_ir: Folder for the IR before the first pass and after each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
+        tell: Told at once what to expect of long builds.
+        cache: Where engines that were built before are taken from, and new ones kept; None builds
+            all, and keeps nothing.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
         check: Compare values before and after each pass on so many sets of random inputs. What
             reproduces a mismatch is written to `dump_ir`, else to the working directory.
@@ -95,6 +101,7 @@ def compile(
     chosen = compile_options(options)
     device = get_device(chosen.device)
     report = progress or (lambda stage, done, total: None)
+    told = tell or (lambda diagnostic: None)
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
     out = writable_path(out if out is not None else _default_output(source), "output")
@@ -120,10 +127,12 @@ def compile(
             if strict:
                 _refuse_warnings(findings_of(lifted))
             if writer is None:
+                expect(lowered, told)
                 return compile_report(lowered, None, stored_bytes(lowered))
-            written = write_artifact(writer, lowered, chosen, report)
+            site = Site(writer, report, told, cache or ArtifactCache(None))
+            written = write_artifact(site, lowered, chosen)
             bundle = publish(writer, lowered, written.artifact, chosen)
-            return compile_report(lowered, bundle, written.weight_bytes)
+            return compile_report(lowered, bundle, written.weight_bytes, written.artifact.engines)
         finally:
             close_checkpoints(lifted)
 

@@ -74,6 +74,11 @@ class Console:
         stop_bar()
         click.echo(printable(f"{head}:{rest}", sys.stderr), err=True, color=self.color)
 
+    def finding(self, diagnostic: Diagnostic) -> None:
+        """A finding that is told at once; a note is for people, and not shown when quiet."""
+        if self.verbosity >= 0 or diagnostic.severity is not Severity.NOTE:
+            self.diagnostic(diagnostic)
+
     def ok(self, text: str) -> int:
         """The last line of a command that worked; returns 0."""
         self.info(f"edgecc: ok {text}")
