@@ -18,6 +18,9 @@ from edgecc.backends.tensorrt.child import run_in_child
 from edgecc.backends.tensorrt.estimate import Estimate
 from edgecc.errors import BackendError
 
+ENGINE_FOLDER = "engines"
+"""Of a bundle."""
+
 PLAN = "engine.plan"
 FACTS = "engine.json"
 """Files of a cache entry: the plan, and what the manifest says about it."""
@@ -49,6 +52,15 @@ class Job:
     estimate: Estimate
 
 
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """An engine that has to be built, and why."""
+
+    job: Job
+    key: CacheKey | None
+    reason: str
+
+
 @dataclass(slots=True)
 class Engines:
     """Puts engines into a bundle.
@@ -64,18 +76,41 @@ class Engines:
     cache: ArtifactCache
     progress: Progress
     made: list[BuiltEngine] = field(default_factory=list)
+    _found: dict[str, Facts | None] = field(default_factory=dict)
+    _missing: list[_Missing] = field(default_factory=list)
 
-    def make(
-        self, jobs: Sequence[Job], before_build: Callable[[Sequence[Estimate]], None]
-    ) -> dict[str, Facts]:
-        """Put engines into the bundle.
+    def look_up(self, jobs: Sequence[Job]) -> list[Estimate]:
+        """Take from the cache what it has.
 
         Args:
-            jobs: The engines.
-            before_build: Called once, with the estimates of those that the cache does not have.
+            jobs: All engines of a device.
 
         Returns:
-            What the manifest says about each, by name, in the order of the jobs.
+            What building the others is going to take.
+
+        Raises:
+            InputError: A weight cannot be read.
+            ResourceError: The disk refused.
+        """
+        with storage_errors(self.directory):
+            (self.directory / ENGINE_FOLDER).mkdir(exist_ok=True)
+        for done, job in enumerate(jobs):
+            self.progress("look up engines", done, len(jobs))
+            begin, key = monotonic(), job.key()
+            facts, reason = self._fetch(key, job)
+            self._found[job.estimate.name] = facts
+            if facts is None:
+                self._missing.append(_Missing(job, key, reason))
+            else:
+                self._note(job, reason, True, monotonic() - begin)
+        self.progress("look up engines", len(jobs), len(jobs))
+        return [item.job.estimate for item in self._missing]
+
+    def build(self) -> dict[str, Facts]:
+        """Build what the cache does not have.
+
+        Returns:
+            What the manifest says about each engine, by name, in the order of the jobs.
 
         Raises:
             UnsupportedError: The builder refuses a network.
@@ -83,27 +118,13 @@ class Engines:
             ResourceError: Disk or memory.
             BackendError: The builder crashed.
         """
-        found: dict[str, Facts] = {}
-        missing: list[tuple[Job, CacheKey | None, str]] = []
-        for done, job in enumerate(jobs):
-            name = job.estimate.name
-            self.progress("look up engines", done, len(jobs))
-            begin, key = monotonic(), job.key()
-            facts, reason = self._fetch(key, job)
-            if facts is None:
-                missing.append((job, key, reason))
-            else:
-                found[name] = facts
-                self._note(job, reason, True, monotonic() - begin)
-        self.progress("look up engines", len(jobs), len(jobs))
-        before_build([job.estimate for job, *_ in missing])
-        for job, key, reason in missing:
+        for item in self._missing:
             begin = monotonic()
-            facts = found[job.estimate.name] = self._build(job, key)
-            self._note(job, reason, False, monotonic() - begin)
-            if key is not None:
-                self._keep(key, job, facts)
-        return {job.estimate.name: found[job.estimate.name] for job in jobs}
+            facts = self._found[item.job.estimate.name] = self._build(item.job, item.key)
+            self._note(item.job, item.reason, False, monotonic() - begin)
+            if item.key is not None:
+                self._keep(item.key, item.job, facts)
+        return {name: facts for name, facts in self._found.items() if facts is not None}
 
     def _note(self, job: Job, reason: str, cached: bool, seconds: float) -> None:
         expected = job.estimate

@@ -6,14 +6,14 @@ and `MEMORY`. `python -m benchmarks engines` prints estimates beside what was me
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgecc.backends.cache import format_size
 from edgecc.backends.tensorrt.child import LESS_MEMORY
+from edgecc.backends.tensorrt.operands import Operand
 from edgecc.errors import Diagnostic, ResourceError, Severity
-from edgecc.ir.core import Graph, Module
-from edgecc.ir.encodings import Dense
+from edgecc.ir.core import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,21 @@ DENSE_FACTOR = 3.0
 """Of the bytes of packed and of dense weights: the builder widens some, and copies all."""
 
 
-def estimate(module: Module, graph: Graph, profiles: int, weights: Collection[str]) -> Estimate:
+def estimate(graph: Graph, profiles: int, constants: Iterable[Operand]) -> Estimate:
     """What building the engine of a graph takes.
 
     Args:
-        module: Owner of the graph, lowered for the device.
-        graph: Without calls.
+        graph: Lowered for the device, without calls.
         profiles: How many it is built for.
-        weights: Symbols of the weights whose bytes go into the engine.
+        constants: Arrays of weights that go into the engine.
     """
-    table = module.weights
     layers = max(1, profiles) * sum(n.op.name == "attention" for n in graph.nodes)
     dense = packed = 0
-    for symbol in dict.fromkeys(map(table.resolve, weights)):
-        weight = table[symbol]
-        if isinstance(weight.encoding, Dense):
-            dense += weight.nbytes
+    for operand in constants:
+        if operand.dtype.bits < 16:
+            packed += operand.nbytes
         else:
-            packed += weight.nbytes
+            dense += operand.nbytes
     return Estimate(
         graph.name,
         START_S + LAYER_S * layers + PACKED_S * packed + DENSE_S * dense,
