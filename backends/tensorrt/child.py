@@ -166,5 +166,5 @@ def _ended(status: int, name: str) -> EdgeccError:
     )
 
 
-LESS_MEMORY = "compile on a machine with more memory, or for fewer tokens: --max-model-len"
+LESS_MEMORY = "leave weights out of the engines with --weights bind, or build on a larger machine"
 """What to do when a builder does not get the memory it needs."""

@@ -95,7 +95,7 @@ class Engines:
         with storage_errors(self.directory):
             (self.directory / ENGINE_FOLDER).mkdir(exist_ok=True)
         for done, job in enumerate(jobs):
-            self.progress("look up engines", done, len(jobs))
+            self.progress("cache", done, len(jobs))
             begin, key = monotonic(), job.key()
             facts, reason = self._fetch(key, job)
             self._found[job.estimate.name] = facts
@@ -103,7 +103,7 @@ class Engines:
                 self._missing.append(_Missing(job, key, reason))
             else:
                 self._note(job, reason, True, monotonic() - begin)
-        self.progress("look up engines", len(jobs), len(jobs))
+        self.progress("cache", len(jobs), len(jobs))
         return [item.job.estimate for item in self._missing]
 
     def build(self) -> dict[str, Facts]:
@@ -136,7 +136,8 @@ class Engines:
         """What the cache has for a key, and why it has nothing."""
         if key is None:
             reason = "nothing tells the GPU of this machine"
-            return None, f"engine {job.estimate.name} built anew: {reason}"
+            expected = job.estimate
+            return None, f"engine {expected.name} for {expected.device} built anew: {reason}"
         path = self.directory / job.file
         with storage_errors(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             found = self.cache.get(key, Path(folder))
@@ -157,7 +158,8 @@ class Engines:
 
     def _build(self, job: Job, key: CacheKey | None) -> Facts:
         """Build in a child, which writes the plan: it never comes into this process."""
-        name, path, begin = job.estimate.name, self.directory / job.file, monotonic()
+        name = f"{job.estimate.name} for {job.estimate.device}"
+        path, begin = self.directory / job.file, monotonic()
         digest = key.digest if key else None
         stage, phase = f"build {name}", ""
 

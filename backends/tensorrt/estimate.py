@@ -22,12 +22,14 @@ class Estimate:
 
     Attributes:
         name: Of its graph.
+        device: What it is for.
         seconds: Of one core.
         bytes: Memory at the peak.
         least_bytes: Memory without which it cannot be built: weights, plan and builder.
     """
 
     name: str
+    device: str
     seconds: float
     bytes: int
     least_bytes: int
@@ -52,11 +54,12 @@ DENSE_FACTOR = 3.0
 """Of the bytes of packed and of dense weights: the builder widens some, and copies all."""
 
 
-def estimate(graph: Graph, profiles: int, constants: Iterable[Operand]) -> Estimate:
+def estimate(graph: Graph, device: str, profiles: int, constants: Iterable[Operand]) -> Estimate:
     """What building the engine of a graph takes.
 
     Args:
         graph: Lowered for the device, without calls.
+        device: Its name.
         profiles: How many it is built for.
         constants: Arrays of weights that go into the engine.
     """
@@ -69,28 +72,29 @@ def estimate(graph: Graph, profiles: int, constants: Iterable[Operand]) -> Estim
             dense += operand.nbytes
     return Estimate(
         graph.name,
+        device,
         START_S + LAYER_S * layers + PACKED_S * packed + DENSE_S * dense,
         int(START_BYTES + LAYER_BYTES * layers + PACKED_FACTOR * packed + DENSE_FACTOR * dense),
         START_BYTES // 2 + 2 * (packed + dense),
     )
 
 
-def expectation(estimates: Sequence[Estimate], device: str, available: int | None) -> Diagnostic:
+def expectation(estimates: Sequence[Estimate], available: int | None) -> Diagnostic:
     """What is told before building starts: a warning if the memory may not do.
 
     Args:
-        estimates: Of the engines that are going to be built, one after the other.
-        device: What they are for.
+        estimates: Of a device's engines that are going to be built, one after the other.
         available: Bytes of memory that can be taken; None if unknown.
 
     Raises:
         ResourceError: There is not enough memory for one of them, whatever the builder does.
     """
     largest = max(estimates, key=lambda e: e.bytes)
+    device = largest.device
     free = "" if available is None else f", {format_size(available)} are free"
     total = sum(e.seconds for e in estimates)
     message = (
-        f"building {len(estimates)} engines for {device} takes about {total:.0f} s of one core "
+        f"building {_engines(len(estimates))} for {device} takes about {total:.0f} s of one core "
         f"and {format_size(largest.bytes)} of memory{free}"
     )
     if available is not None:
@@ -111,3 +115,7 @@ def expectation(estimates: Sequence[Estimate], device: str, available: int | Non
         help=LESS_MEMORY if tight else "",
         severity=Severity.WARNING if tight else Severity.NOTE,
     )
+
+
+def _engines(count: int) -> str:
+    return f"{count} engines" if count > 1 else "1 engine"

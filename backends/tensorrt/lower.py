@@ -69,7 +69,7 @@ def _job(module: Module, device: Device, graph: Graph, weights: WeightPlan) -> J
         return build(session, module, graph, weights.bound, path, report)
 
     file = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-    return Job(file, key, make, estimate(graph, len(ranges), held))
+    return Job(file, key, make, estimate(graph, device.name, len(ranges), held))
 
 
 def lower(

@@ -153,7 +153,7 @@ class EngineShare(Share):
 
     def _tell(self, wanted: Sequence[Estimate], tell: Callable[[Diagnostic], None]) -> None:
         if wanted:
-            tell(expectation(wanted, self.lowered.device.name, available_bytes()))
+            tell(expectation(wanted, available_bytes()))
 
     def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """See the class."""
