@@ -75,7 +75,7 @@ def run_in_child(
             raise
         finally:
             _, status = os.waitpid(child, 0)
-    if not found:
+    if found is None:
         raise _ended(status, name)
     kind, value = found
     if kind == "error":
@@ -93,8 +93,10 @@ def can_fork() -> bool:
     return False
 
 
-def _listen(pipe: Connection, progress: Progress, tick: Callable[[], None]) -> tuple[str, Any]:
-    """Pass on what the child reports; its last message, or nothing if it ended without one."""
+def _listen(
+    pipe: Connection, progress: Progress, tick: Callable[[], None]
+) -> tuple[str, Any] | None:
+    """Pass on what the child reports; its last message, or None if it ended without one."""
     while True:
         tick()
         if not pipe.poll(TICK_S):
@@ -102,7 +104,7 @@ def _listen(pipe: Connection, progress: Progress, tick: Callable[[], None]) -> t
         try:
             kind, value = pipe.recv()
         except (EOFError, OSError):
-            return "", None
+            return None
         if kind != "progress":
             return kind, value
         progress(*value)

@@ -224,12 +224,11 @@ class Emitter:
         (use.bound if bound else use.constant).add(operand)
         if bound:
             return self.once(("input", operand), lambda: self._input(operand))
-        return self.once(
-            ("weight", operand),
-            lambda: self.data(
-                operand.array(self._read(operand.symbol)), operand.dtype, operand.shape
-            ),
-        )
+        return self.once(("weight", operand), lambda: self._constant(operand))
+
+    def _constant(self, operand: Operand) -> Tensor:
+        array = operand.array(self._read(operand.symbol))
+        return self.data(array, operand.dtype, operand.shape)
 
     def _input(self, operand: Operand) -> Tensor:
         self.inputs[operand.name] = operand

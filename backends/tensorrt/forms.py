@@ -171,6 +171,8 @@ def shape_of(form: str, parts: Parts, dtype: str, block: Sequence[int] = ()) -> 
     names = found.components
     if (len(parts) != 1) if names is None else set(parts) != set(names):
         raise ValueError(f"{form} cannot be made from {', '.join(parts) or 'nothing'}")
+    if block and form != "values-fp8-block":
+        raise ValueError(f"{form} has no blocks of rows and columns")
     if dtype not in found.dtypes:
         raise ValueError(f"{form} has no elements of type {dtype}")
     return found.shape(parts, dtype, block)
@@ -196,7 +198,7 @@ def row_blocks(
         return
     group = int(np.lcm.reduce([g or 1 for g in groups.values()]))
     step = max(1, BLOCK_BYTES // (4 * max(1, prod(shape[1:]))) // group) * group
-    for start in range(0, shape[0], step):
+    for start in range(0, max(1, shape[0]), step):
         stop = min(start + step, shape[0])
         cut = {
             name: array[start // g : -(-stop // g)] if (g := groups[name]) else array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def lower(
         BackendError: The builder crashed.
     """
     library = load_library(device.library)
-    made = engines.build()
+    made = _with_origins(module, engines.build())
     entries = module.entries()
     manifest = {
         "backend": device.backend,
@@ -165,7 +165,7 @@ def build(
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
-        "bound": [_bound(o) for o in emitter.inputs.values()],
+        "bound": bound_inputs(emitter),
         "profiles": [_profile(p) for p in made],
         "weights": uses,
         "weight_bytes": sum(use["bytes"] for use in uses.values()),
@@ -173,18 +173,35 @@ def build(
     }
 
 
+def _with_origins(module: Module, engines: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Facts with the place each weight came from, which the cache does not know."""
+    return {
+        name: {
+            **facts,
+            "weights": {
+                symbol: {**use, "origin": module.weights.origin(symbol)}
+                for symbol, use in facts["weights"].items()
+            },
+        }
+        for name, facts in engines.items()
+    }
+
+
 def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
 
 
-def _bound(operand: Operand) -> dict[str, Any]:
-    """An input that the runtime fills from the weight file: see `bound_weights`."""
-    return {
-        **_port(operand.name, operand.dtype.value, operand.shape),
-        "form": operand.form,
-        "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
-        **({"block": list(operand.block)} if operand.block else {}),
-    }
+def bound_inputs(emitter: Emitter) -> list[dict[str, Any]]:
+    """Inputs of a network that the runtime fills from the weight file: see `bound_weights`."""
+    return [
+        {
+            **_port(operand.name, operand.dtype.value, operand.shape),
+            "form": operand.form,
+            "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
+            **({"block": list(operand.block)} if operand.block else {}),
+        }
+        for operand in emitter.inputs.values()
+    ]
 
 
 def _use(use: WeightUse) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class TestInterruption:
         assert process.returncode == code
         assert err.decode().rstrip().splitlines()[-1].startswith("edgecc: error[")
         assert not running(child)
-        assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+        assert not list((tmp_path / "out").glob("*"))
         assert not list((tmp_path / "cache").glob("*/key.json"))
         assert took < 5, "the builder was waited for"  # it had ten seconds of work left
 
@@ -341,7 +341,7 @@ class TestErrors:
     def test_no_such_device(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         found = edgecc(*words(target, tmp_path / "b", device="sm119"))
         assert found.code == 4
-        assert "did you mean 'sm110'" in found.err or "valid: " in found.err
+        assert "  note: sm120: " in found.err
 
     def test_an_op_without_lowering_names_its_node(
         self,
@@ -368,7 +368,7 @@ class TestErrors:
         no_cache: Path,
     ) -> None:
         def failing(self: builder.Session, emitter: Any, *_: Any) -> Any:
-            name = next(n for n, node in emitter.nodes.items() if node.weights and "matrix" in n)
+            name = next(n for n, node in emitter.nodes.items() if node.op.name == "linear")
             self.errors.append(f"[kernel.cpp::pick::7] Error Code 10: no tactic for {name}")
             raise self.refusal(emitter)
 
