@@ -1,7 +1,8 @@
 """What building engines is going to take, told before it is begun.
 
-The figures are fits to builds with TensorRT-RTX 1.7.1 on one core of a server CPU: kernels
-take most of the time, weights most of the memory. `python -m benchmarks engines` prints estimates beside what was measured.
+The figures are fits to builds with TensorRT-RTX 1.7.1 on one core of a server CPU. Kernels take
+most of the time, weights most of the memory. `python -m benchmarks engines` prints estimates beside
+what was measured.
 """
 
 from __future__ import annotations

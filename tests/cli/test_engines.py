@@ -271,7 +271,7 @@ class TestMemory:
         ("end", "code", "id", "message"),
         [
             (lambda: os.kill(os.getpid(), signal.SIGKILL), 6, "resources/memory", "memory ran out"),
-            (lambda: os.kill(os.getpid(), signal.SIGABRT), 1, "tensorrt/crashed", "SIGABRT"),
+            (lambda: os.kill(os.getpid(), signal.SIGUSR2), 1, "tensorrt/crashed", "SIGUSR2"),
             (lambda: os._exit(3), 1, "tensorrt/crashed", "exit code 3"),
         ],
     )

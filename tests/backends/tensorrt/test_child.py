@@ -92,7 +92,7 @@ def test_an_error_that_cannot_be_pickled():
     ("end", "error", "message"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), ResourceError, "memory ran out"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), BackendError, "signal SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGUSR2), BackendError, "signal SIGUSR2"),
         (lambda: os._exit(0), BackendError, "exit code 0"),
     ],
 )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -66,13 +65,13 @@ def test_the_same_pair_from_another_folder(target: Path, draft: Path, tmp_path: 
 
 
 def test_a_fine_tuned_target_finds_the_engines_of_the_draft(
-    target: Path, draft: Path, tmp_path: Path
+    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgecc.backends.tensorrt.policy.SHARED_BYTES", 0)  # as if it were large
     tuned = write_target(tmp_path / "tuned", **SMALL, seed=9)
     first, second = keys_of(lowered(target, draft)), keys_of(lowered(tuned, draft))
     equal = {name for name in first if first[name] == second[name]}
-    assert {"draft.tail"} <= equal
-    assert {"target.body", "lm_head"}.isdisjoint(equal)
+    assert equal == {"draft.body", "draft.tail"}
     assert differences(first["lm_head"], second["lm_head"]) == [
         "1 of 1 weights changed (target.lm_head.weight)"
     ]
@@ -84,9 +83,8 @@ def test_bound_weights_do_not_count(target: Path, draft: Path, tmp_path: Path) -
     first = keys_of(lowered(target, draft), weights="bind")
     assert first == keys_of(lowered(tuned, draft), weights="bind")
     embedded = keys_of(lowered(target, draft))
-    assert any(
-        "flag bound weights" in d for d in differences(embedded["lm_head"], first["lm_head"])
-    )
+    found = differences(embedded["lm_head"], first["lm_head"])
+    assert any("flag bound weights" in d for d in found)
 
 
 CHANGES: dict[str, tuple[Callable[[Path, Path], dict[str, CacheKey]], str]] = {
@@ -108,27 +106,16 @@ def test_rows_of_a_call_change_the_profiles(target: Path, draft: Path) -> None:
     first = keys_of(module)
     module.symbols["t"] = replace(module.symbols["t"], high=32)
     found = differences(first["target.body"], keys_of(module)["target.body"])
-    assert any(d.startswith("flag prefill token_ids [1, 1] to [1, 64]") for d in found)
+    assert any(d.startswith("flag prefill token_ids [1, 1] to [1, 65]") for d in found)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("__version__", "1.7.2", "builder version 1.7.1 -> 1.7.2"),
-    ],
-)
-def test_another_builder(
-    target: Path,
-    draft: Path,
-    name: str,
-    value: Any,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_builder(target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = lowered(target, draft)
     first = keys_of(module)
-    monkeypatch.setattr(LIBRARY, name, value)
-    assert differences(first["lm_head"], keys_of(module)["lm_head"]) == [said]
+    monkeypatch.setattr(LIBRARY, "__version__", "1.7.2")
+    assert differences(first["lm_head"], keys_of(module)["lm_head"]) == [
+        "builder version 1.7.1 -> 1.7.2"
+    ]
 
 
 def test_another_lowering(target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +144,7 @@ def test_one_bit_of_a_weight_counts(target: Path, draft: Path, tmp_path: Path) -
 def test_a_builder_for_the_gpu_that_is_there(
     target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The full library builds for the GPU of the machine: it is part of the key, or there is none."""
+    """The GPU of the machine is part of the key; where nothing tells it, there is no key."""
     module = lowered(target, draft)
     monkeypatch.delattr(LIBRARY, "ComputeCapability")
     monkeypatch.setattr(keys, "_DRIVER", tmp_path / "driver")
