@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
+from edgecc.backends.cache import CacheKey
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.storage import storage_errors
@@ -22,34 +23,70 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
 )
 from edgecc.backends.tensorrt.builder import Profile, Session, uncollected
 from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
+from edgecc.backends.tensorrt.engines import ENGINE_FOLDER, Engines, Facts, Job
+from edgecc.backends.tensorrt.estimate import estimate
+from edgecc.backends.tensorrt.keys import engine_key
 from edgecc.backends.tensorrt.library import load_library
-from edgecc.backends.tensorrt.operands import Operand
+from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
 
-ENGINE_FOLDER = "engines"
+
+def jobs(module: Module, device: Device, weights: WeightPlan) -> list[Job]:
+    """One engine for each graph without calls, and what making it takes.
+
+    Args:
+        module: Legalized for the device.
+        device: Names the builder's package and the GPUs.
+        weights: Which weights are inputs.
+
+    Raises:
+        LegalizeError: An encoding has no form in TensorRT.
+    """
+    leaves = (g for g in module.graphs.values() if not list(g.callees()))
+    return [_job(module, device, graph, weights) for graph in leaves]
+
+
+def _job(module: Module, device: Device, graph: Graph, weights: WeightPlan) -> Job:
+    sizes = fixed_sizes(module, graph)
+    ranges = profiles(module, graph, sizes)
+    taken = list(graph_operands(module, graph))
+    bound = frozenset(weights.bound)
+    inputs = dict.fromkeys(o.name for o in taken if o in bound)
+    held = [o for o in dict.fromkeys(taken) if o not in bound]
+    known = [w for n in graph.nodes if n.op.name == "constant" for w in n.weights]
+
+    def key() -> CacheKey | None:
+        library = load_library(device.library)
+        symbols = [*(o.symbol for o in held), *known]
+        return engine_key(library, device, module, graph, sizes, ranges, symbols, inputs)
+
+    def make(path: Path, report: Progress) -> Facts:
+        session = Session(load_library(device.library), device)
+        return build(session, module, graph, weights.bound, path, report)
+
+    file = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
+    return Job(file, key, make, estimate(graph, device.name, len(ranges), held))
 
 
 def lower(
     module: Module,
     device: Device,
-    directory: Path,
     weights: WeightPlan,
     file: WrittenFile | None,
-    progress: Progress,
+    engines: Engines,
 ) -> Artifact:
     """Write `engines/<device>-<graph>.plan` for each graph without calls.
 
     Args:
         module: Legalized for the device.
         device: Names the builder's package and the GPUs.
-        directory: Bundle being written.
         weights: Which weights are inputs.
         file: The weight file with the tensors those are made of; None if there are none.
-        progress: Told about the builder's steps.
+        engines: Has looked for the jobs.
 
     Returns:
         The artifact: its manifest holds programs, engines with their profiles, what precision each
@@ -58,23 +95,11 @@ def lower(
     Raises:
         UnsupportedError: The package is not installed, or the builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
-        ResourceError: The disk refused.
+        ResourceError: The disk refused, or memory ran out.
+        BackendError: The builder crashed.
     """
     library = load_library(device.library)
-    session = Session(library, device)
-    engines: dict[str, Any] = {}
-    files = []
-    with storage_errors(directory):
-        (directory / ENGINE_FOLDER).mkdir(exist_ok=True)
-    for graph in module.graphs.values():
-        if list(graph.callees()):
-            continue
-        relative = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-        plan, engines[graph.name] = build(session, module, graph, weights.bound, progress)
-        engines[graph.name] = {"file": relative, "bytes": len(plan), **engines[graph.name]}
-        with storage_errors(directory / relative):
-            (directory / relative).write_bytes(plan)
-        files.append(relative)
+    made = _with_origins(module, engines.build())
     entries = module.entries()
     manifest = {
         "backend": device.backend,
@@ -84,12 +109,13 @@ def lower(
         "compute_type": device.compute_type,
         "weights": weights.policy.value,
         "weight_file": WEIGHT_FILE if file else None,
-        "engines": engines,
+        "engines": made,
         "programs": {e.name: program(module, e) for e in entries},
         "entries": {e.name: interface(e) for e in entries},
         "tensors": places(weights.tensors(module), file) if file else {},
     }
-    return Artifact(manifest, tuple(files), weights.held(module))
+    files = tuple(facts["file"] for facts in made.values())
+    return Artifact(manifest, files, weights.held(module), tuple(engines.made))
 
 
 def build(
@@ -97,20 +123,26 @@ def build(
     module: Module,
     graph: Graph,
     bound: Sequence[Operand],
+    path: Path,
     progress: Progress,
-) -> tuple[bytes, dict[str, Any]]:
-    """The plan of one graph, and what the manifest says about it.
+) -> Facts:
+    """Write the plan of one graph.
 
     Args:
         session: The builder.
         module: Owner of the graph.
         graph: Without calls.
         bound: Arrays of weights that are inputs.
-        progress: Told about the builder's steps.
+        path: The new file.
+        progress: Told about the builder's phases.
+
+    Returns:
+        What the manifest says about the engine.
 
     Raises:
         UnsupportedError: The builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
+        ResourceError: The disk refused, or memory ran out.
     """
     sizes = fixed_sizes(module, graph)
     made = profiles(module, graph, sizes)
@@ -119,8 +151,11 @@ def build(
         emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
         emitter.lower()
         plan = session.build(emitter, made, progress)
+    with storage_errors(path), path.open("wb") as file:
+        file.write(plan)
     uses = {symbol: _use(use) for symbol, use in emitter.weights.items()}
-    return plan, {
+    return {
+        "bytes": plan.nbytes,
         "inputs": [
             _port(i.name, i.value.type.dtype.value, emitter.shape(i.value)) for i in graph.inputs
         ],
@@ -136,6 +171,20 @@ def build(
         "weights": uses,
         "weight_bytes": sum(use["bytes"] for use in uses.values()),
         "bound_bytes": sum(o.nbytes for o in emitter.inputs.values()),
+    }
+
+
+def _with_origins(module: Module, engines: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Facts with the place each weight came from, which the cache does not know."""
+    return {
+        name: {
+            **facts,
+            "weights": {
+                symbol: {**use, "origin": module.weights.origin(symbol)}
+                for symbol, use in facts["weights"].items()
+            },
+        }
+        for name, facts in engines.items()
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgecc.backends.base import BuiltEngine
 from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import findings_of
 from edgecc.device_lowering import Lowered
@@ -31,6 +32,7 @@ class CompileReport:
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
         unchecked: Outputs that `check` could not compare, and why, one line each.
+        engines: How engines were made; empty where none are built.
     """
 
     bundle: Bundle | None
@@ -42,10 +44,14 @@ class CompileReport:
     weight_bytes: int
     checks: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    engines: tuple[BuiltEngine, ...] = ()
 
 
 def compile_report(
-    lowered: Sequence[Lowered], bundle: Bundle | None, weight_bytes: int
+    lowered: Sequence[Lowered],
+    bundle: Bundle | None,
+    weight_bytes: int,
+    engines: Sequence[BuiltEngine] = (),
 ) -> CompileReport:
     """The report on modules that were lowered, and written if there is a bundle.
 
@@ -53,6 +59,7 @@ def compile_report(
         lowered: For each device.
         bundle: What was written.
         weight_bytes: Bytes of its weights.
+        engines: How its engines were made.
     """
     return CompileReport(
         bundle=bundle,
@@ -64,6 +71,7 @@ def compile_report(
         weight_bytes=weight_bytes,
         checks=tuple(_named([(x.device.name, x.checks) for x in lowered])),
         unchecked=tuple(_named([(x.device.name, x.manager.unchecked()) for x in lowered])),
+        engines=tuple(engines),
     )
 
 

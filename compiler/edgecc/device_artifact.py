@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.bundle_writer import BundleWriter
+from edgecc.backends.cache import ArtifactCache
+from edgecc.backends.memory import available_bytes
 from edgecc.backends.onnx.lower import lower as write_models
 from edgecc.backends.onnx.lower import stored_tensors
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
+from edgecc.backends.tensorrt.engines import Engines
+from edgecc.backends.tensorrt.estimate import Estimate, expectation
+from edgecc.backends.tensorrt.lower import jobs
+from edgecc.backends.tensorrt.lower import lower as build_engines
+from edgecc.backends.tensorrt.policy import plan_weights
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.compile_options import CompileOptions
 from edgecc.device_lowering import Lowered
+from edgecc.errors import Diagnostic
 from edgecc.golden import GOLDEN_FILE, check_engine, check_lowered, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
@@ -36,6 +44,23 @@ class Written:
     weight_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a bundle is written, with what, and who is told.
+
+    Attributes:
+        writer: Of the unfinished bundle.
+        report: Told as work goes on.
+        tell: Told at once what to expect of builds.
+        cache: Engines that were built before.
+    """
+
+    writer: BundleWriter
+    report: Progress
+    tell: Callable[[Diagnostic], None]
+    cache: ArtifactCache
+
+
 class Share:
     """One device's part of a bundle.
 
@@ -55,16 +80,27 @@ class Share:
         self.options = options
         self.tensors: list[StoredTensor] = []
 
-    def write(
-        self, writer: BundleWriter, file: WrittenFile | None, golden: bytes | None, report: Progress
-    ) -> Artifact:
+    def expect(self, tell: Callable[[Diagnostic], None]) -> None:
+        """Tell what writing would take, where that is much.
+
+        Raises:
+            ResourceError: There is not enough memory.
+        """
+
+    def prepare(self, site: Site) -> None:
+        """Find out what there is to do, before any of it is done.
+
+        Raises:
+            ResourceError: There is not enough memory.
+        """
+
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """Write its engines and compare its numbers.
 
         Args:
-            writer: Of the unfinished bundle.
+            site: Where.
             file: The weight file; None if no device needs one.
             golden: The golden rows; None if nothing is to be compared.
-            report: Told as work goes on.
         """
         raise NotImplementedError
 
@@ -76,11 +112,10 @@ class ModelShare(Share):
         super().__init__(lowered, options)
         self.tensors = stored_tensors(lowered.module, lowered.device)
 
-    def write(
-        self, writer: BundleWriter, file: WrittenFile | None, golden: bytes | None, report: Progress
-    ) -> Artifact:
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """See the class."""
         assert file is not None
+        writer = site.writer
         lowered, module = self.lowered, self.lowered.module
         artifact = write_models(module, lowered.device, writer.directory, file)
         if golden is None:
@@ -99,21 +134,31 @@ class EngineShare(Share):
     """Engines of a builder: no graph is handed over that was not evaluated."""
 
     def __init__(self, lowered: Lowered, options: CompileOptions) -> None:
-        from edgecc.backends.tensorrt.policy import plan_weights
-
         super().__init__(lowered, options)
         self.plan = plan_weights(lowered.module, options.weights)
         self.tensors = self.plan.tensors(lowered.module)
         self.embedded_bytes = self.plan.embedded_bytes
         lowered.module.decisions.extend(self.plan.decisions())
+        self._jobs = jobs(lowered.module, lowered.device, self.plan)
+        self._engines: Engines | None = None
 
-    def write(
-        self, writer: BundleWriter, file: WrittenFile | None, golden: bytes | None, report: Progress
-    ) -> Artifact:
+    def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """See the class."""
-        from edgecc.backends.tensorrt.lower import lower as build_engines
+        self._tell([job.estimate for job in self._jobs], tell)
 
-        lowered, module = self.lowered, self.lowered.module
+    def prepare(self, site: Site) -> None:
+        """Take engines from the cache; the others must fit into memory."""
+        self._engines = Engines(site.writer.directory, site.cache, site.report)
+        self._tell(self._engines.look_up(self._jobs), site.tell)
+
+    def _tell(self, wanted: Sequence[Estimate], tell: Callable[[Diagnostic], None]) -> None:
+        if wanted:
+            tell(expectation(wanted, available_bytes()))
+
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
+        """See the class."""
+        assert self._engines is not None, "prepare comes first"
+        lowered, module, report = self.lowered, self.lowered.module, site.report
         if golden is not None:
             report("evaluate", 0, 1)
             lowered.checks.extend(map(str, check_lowered(module, golden)))
@@ -122,7 +167,7 @@ class EngineShare(Share):
                 "the lowered graphs were evaluated in their own precision, the engines were not run"
             )
         used = file if self.tensors else None
-        return build_engines(module, lowered.device, writer.directory, self.plan, used, report)
+        return build_engines(module, lowered.device, self.plan, used, self._engines)
 
 
 def shares(lowered: Sequence[Lowered], options: CompileOptions) -> list[Share]:
@@ -152,16 +197,13 @@ def weight_bytes(parts: Sequence[Share]) -> int:
     return (weights.nbytes if weights else 0) + sum(part.embedded_bytes for part in parts)
 
 
-def write_artifacts(
-    writer: BundleWriter, parts: Sequence[Share], options: CompileOptions, report: Progress
-) -> Written:
+def write_artifacts(site: Site, parts: Sequence[Share], options: CompileOptions) -> Written:
     """Write the weights once and the engines of each device, and check them as the options say.
 
     Args:
-        writer: Of the unfinished bundle.
+        site: Where.
         parts: Of the devices; their decisions and checks grow.
         options: What was asked for.
-        report: Told as work goes on.
 
     Raises:
         InputError: The reference overflows.
@@ -169,12 +211,15 @@ def write_artifacts(
         UnsupportedError: A backend cannot build something.
         ResourceError: Disk or memory.
     """
+    writer, report = site.writer, site.report
+    for part in parts:
+        part.prepare(site)
     weights = stored_weights(parts)
     file = weights.write(writer.directory, report) if weights else None
     if file is not None:
         writer.add_file(WEIGHT_FILE, sha256=file.sha256, nbytes=file.bytes)
     golden = None if options.verify == "none" else _golden(writer, parts[0].lowered, report)
-    artifacts = tuple(part.write(writer, file, golden, report) for part in parts)
+    artifacts = tuple(part.write(site, file, golden) for part in parts)
     embedded = sum(part.embedded_bytes for part in parts)
     return Written(artifacts, embedded + (file.bytes if file else 0))
 

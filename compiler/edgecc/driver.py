@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
+from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
-from edgecc.device_artifact import shares, weight_bytes, write_artifacts
+from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
@@ -58,6 +59,8 @@ def compile(
     dump_ir: str | Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    tell: Callable[[Diagnostic], None] | None = None,
+    cache: ArtifactCache | None = None,
     instruments: Sequence[Instrument] = (),
     check: int = 0,
     **options: Any,
@@ -76,6 +79,9 @@ def compile(
             folder in it for each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
+        tell: Told at once what to expect of long builds.
+        cache: Where engines that were built before are taken from, and new ones kept; None builds
+            all, and keeps nothing.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
         check: Compare values before and after each pass on so many sets of random inputs. What
             reproduces a mismatch is written to `dump_ir`, else to the working directory.
@@ -94,6 +100,7 @@ def compile(
     """
     chosen = compile_options(options)
     report = progress or (lambda stage, done, total: None)
+    told = tell or (lambda diagnostic: None)
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
     out = writable_path(out if out is not None else _default_output(source), "output")
@@ -133,10 +140,14 @@ def compile(
                 _refuse_warnings(findings_of(lifted))
             parts = shares(lowered, chosen)
             if writer is None:
+                for part in parts:
+                    part.expect(told)
                 return compile_report(lowered, None, weight_bytes(parts))
-            written = write_artifacts(writer, parts, chosen, report)
+            site = Site(writer, report, told, cache or ArtifactCache(None))
+            written = write_artifacts(site, parts, chosen)
             bundle = publish(writer, lowered, written.artifacts, chosen)
-            return compile_report(lowered, bundle, written.weight_bytes)
+            engines = [e for a in written.artifacts for e in a.engines]
+            return compile_report(lowered, bundle, written.weight_bytes, engines)
         finally:
             close_checkpoints(lifted)
 

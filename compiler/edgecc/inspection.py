@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import close_checkpoints
+from edgecc.engine_facts import engine_facts
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import read_text_config
@@ -129,46 +129,6 @@ def _encodings(module: Module) -> dict[str, Any]:
     return {name: f"{counts[name]} weights, {sizes[name]} bytes" for name in sorted(counts)}
 
 
-def _engines(artifacts: Mapping[str, Any]) -> dict[str, Any]:
-    """What built engines take, give and hold, by device; nothing for other backends."""
-    built = {name: a for name, a in artifacts.items() if "engines" in a}
-    if not built:
-        return {}
-    return {
-        "built_for": {
-            device: f"compute capability {', '.join(map(str, a['compute_capabilities']))}, by "
-            f"{a['library']} {a['library_version']}, computes in {a['compute_type']}"
-            for device, a in built.items()
-        },
-        "engines": {
-            f"{device}/{name}": _engine(engine)
-            for device, a in built.items()
-            for name, engine in a["engines"].items()
-        },
-    }
-
-
-def _engine(engine: Mapping[str, Any]) -> dict[str, Any]:
-    forms = Counter(w["precision"] for w in engine["weights"].values())
-    return {
-        "file": engine["file"],
-        "size": f"{engine['bytes']} bytes, {engine['weight_bytes']} of weights",
-        "inputs": [_port(p) for p in engine["inputs"]],
-        "outputs": [_port(p) for p in engine["outputs"]],
-        "bound_weights": f"{len(engine['bound'])} inputs, {engine['bound_bytes']} bytes",
-        "profiles": {
-            p["name"]: {n: f"{s[0]} to {s[2]}, best {s[1]}" for n, s in p["shapes"].items()}
-            for p in engine["profiles"]
-        },
-        "weights": [f"{count} x {form}" for form, count in sorted(forms.items())],
-    }
-
-
-def _port(port: Mapping[str, Any]) -> str:
-    alias = f", overwrites {port['alias']}" if port.get("alias") else ""
-    return f"{port['name']}: {port['dtype']}{port['shape']}{alias}"
-
-
 def _bundle(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
     files = manifest["files"]
@@ -181,7 +141,7 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
             name: f"{a['backend']}, {len(a.get('models', a.get('engines', {})))} models"
             for name, a in manifest["artifacts"].items()
         },
-        **_engines(manifest["artifacts"]),
+        **engine_facts(manifest["artifacts"]),
         "target": {"checkpoint": provenance["target"]["name"], **manifest["target"]},
         "draft": "none"
         if manifest["draft"] is None

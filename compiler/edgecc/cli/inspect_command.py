@@ -28,9 +28,15 @@ def command(console: Console, path: str, show_weights: bool, as_json: bool) -> i
 
 
 def _render(facts: dict[str, Any], show_weights: bool) -> str:
-    lines = []
+    from edgecc.engine_facts import engine_lines
+
+    lines: list[str] = []
     for key, value in facts.items():
-        if key == "weights":
+        if key == "engines":
+            lines += engine_lines(facts, weights=show_weights)
+        elif key == "runs_on":
+            continue
+        elif key == "weights":
             if show_weights:
                 lines.append("weights")
                 lines += [_weight(name, w) for name, w in value.items()]
