@@ -24,6 +24,7 @@ _MOVES = ("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "
 NARROW = frozenset(
     (
         *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
+        "fake_quantize",
         *_MOVES,
     )
 )
@@ -262,6 +263,10 @@ def _names(node: Node) -> tuple[str, str, str]:
     return node.op.name, origin, origin.partition(": ")[2] or origin
 
 
+def _is_quantized(value: Value) -> bool:
+    return value.producer is not None and value.producer.op.name == "fake_quantize"
+
+
 def _is_cache(value: Value) -> bool:
     """Whether a value is an updated cache: `attention` has none, `cached_attention` two."""
     node = value.producer
@@ -293,4 +298,6 @@ def _scores(graph: Graph) -> dict[Node, str]:
         found[node] = reason
         if node.op.name in (*_MOVES, "add"):
             waiting += [(operand, reason) for operand in node.operands]
+        elif node.op.name == "linear":  # packed numbers are exact in float32
+            waiting += [(o, reason) for o in node.operands if _is_quantized(o)]
     return found

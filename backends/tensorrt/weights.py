@@ -27,7 +27,8 @@ from edgecc.ir.weights import Derived
 Matrix: TypeAlias = tuple[Tensor, Tensor | None]
 """`[N, K]` in the type of the product, and the factor left for it."""
 
-Form: TypeAlias = Callable[[Emitter, str, DType], Matrix]
+Form: TypeAlias = Callable[[Emitter, str, DType, DType], Matrix]
+"""From a symbol, the type that dequantize layers give, and that of the matrix."""
 
 
 def table(e: Emitter, symbol: str) -> Tensor:
@@ -50,13 +51,15 @@ def table(e: Emitter, symbol: str) -> Tensor:
     return e.once(("table", symbol), make)
 
 
-def matrix(e: Emitter, symbol: str, dtype: DType) -> Matrix:
+def matrix(e: Emitter, symbol: str, dtype: DType, *, packed: bool = False) -> Matrix:
     """The matrix of a linear layer.
 
     Args:
         e: Emitter of the network.
         symbol: The weight.
         dtype: What the product is computed in.
+        packed: Whether it is a product of packed numbers, with quantized activations: then the
+            dequantize layers give its type, with no cast between.
 
     Raises:
         LegalizeError: There is no form for its encoding.
@@ -66,7 +69,8 @@ def matrix(e: Emitter, symbol: str, dtype: DType) -> Matrix:
     form = _FORMS.get(encoding.kind)
     if form is None:
         raise _refused(e, symbol, encoding)
-    found: Matrix = e.once(("matrix", symbol, dtype), lambda: form(e, symbol, dtype))
+    inner = dtype if packed else _narrow(dtype)
+    found: Matrix = e.once(("matrix", symbol, inner, dtype), lambda: form(e, symbol, inner, dtype))
     return found
 
 
@@ -101,23 +105,22 @@ def _factor(e: Emitter, scale: Array) -> Tensor:
     return e.constant(np.atleast_1d(scale.astype(np.float32))[None, :])
 
 
-def _dense(e: Emitter, symbol: str, dtype: DType) -> Matrix:
+def _dense(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Matrix:
     return e.cast(table(e, symbol), dtype), None
 
 
-def _nvfp4(e: Emitter, symbol: str, dtype: DType) -> Matrix:
+def _nvfp4(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Matrix:
     weight = e.module.weights[symbol]
     parts = e.module.weights.read(symbol)
     codes, scale = parts["weight"], parts["weight_scale"]
     _note(e, symbol, "nvfp4", codes, scale)
-    inner = _narrow(dtype)
     scales = e.data(scale, DType.F8E4M3, scale.shape)
     widened = _dequantize(e, scales, _scalar(e, np.array(1), inner), inner)
     values = _dequantize(e, e.data(codes, DType.F4E2M1, weight.shape), widened, inner)
     return e.cast(values, dtype), _factor(e, parts["weight_scale_2"])
 
 
-def _int8_block(e: Emitter, symbol: str, dtype: DType) -> Matrix:
+def _int8_block(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Matrix:
     weights = e.module.weights
     weight = weights[symbol]
     source = weight.source
@@ -125,7 +128,6 @@ def _int8_block(e: Emitter, symbol: str, dtype: DType) -> Matrix:
     if not base or not isinstance(weights[base].encoding, NVFP4):
         raise _refused(e, symbol, weight.encoding)
     parts = weights.read(base)
-    inner = _narrow(dtype)
     codes = (2 * nvfp4.unpack_e2m1(parts["weight"])).astype(np.int8)
     scale = (parts["weight_scale"].astype(np.float32) / 2).astype(inner.numpy)
     _note(e, symbol, f"int8, {inner.value} scales of 16", codes, scale)
@@ -135,7 +137,7 @@ def _int8_block(e: Emitter, symbol: str, dtype: DType) -> Matrix:
     return e.cast(values, dtype), _factor(e, parts["weight_scale_2"])
 
 
-def _unit_scaled(e: Emitter, symbol: str, dtype: DType) -> Matrix:
+def _unit_scaled(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Matrix:
     """8-bit elements, exact in 16 bits; the scale of the weight or of each row is left."""
     weight = e.module.weights[symbol]
     parts = e.module.weights.read(symbol)
@@ -143,7 +145,6 @@ def _unit_scaled(e: Emitter, symbol: str, dtype: DType) -> Matrix:
     if isinstance(weight.encoding, FP8) and weight.encoding.scaling == "block":
         raise _refused(e, symbol, weight.encoding)
     _note(e, symbol, weight.encoding.kind, codes, scale)
-    inner = _narrow(dtype)
     kind = DType.F8E4M3 if isinstance(weight.encoding, FP8) else DType.I8
     one = _scalar(e, np.array(1), inner)
     values = _dequantize(e, e.data(codes, kind, weight.shape), one, inner)

@@ -16,6 +16,7 @@ from edgecc.ir.ops import (
     get_op,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
     state,
@@ -60,6 +61,7 @@ THEMES: tuple[frozenset[str], ...] = tuple(
     frozenset(op.name for family in families for op in family.OPS)
     for families in (
         (elementwise, norm, matmul),
+        (quantization, norm, matmul),
         (attention, matmul, shape),
         (state, norm, matmul),
         (shape, elementwise),

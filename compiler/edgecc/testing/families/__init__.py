@@ -7,6 +7,7 @@ from edgecc.testing.families import (
     elementwise,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
     state,
@@ -18,6 +19,7 @@ RULES: tuple[Rule, ...] = tuple(
     for family in (
         elementwise,
         norm,
+        quantization,
         matmul,
         shape,
         sampling,
