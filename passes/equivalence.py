@@ -5,8 +5,9 @@ rounding: float32 sums in another order differ in their last bits, which would h
 size, or force a wider tolerance. With tolerance 0 all bits must be equal.
 
 Not every output can be compared. One that needs an unbound weight has no value. And where a numeric
-change is allowed, two nearly equal logits may swap places, or a number be rounded to the next of few
-values: what depends on a chosen token or on quantized activations is then free to differ. Such outputs are found by data dependence and left out, by name.
+change is allowed, two nearly equal logits may swap places, or a number be rounded to the next of
+few values: what depends on a chosen token or on quantized activations is then free to differ
+altogether. Such outputs are found by data dependence and left out, by name.
 """
 
 from __future__ import annotations

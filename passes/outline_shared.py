@@ -44,9 +44,9 @@ class OutlineShared(Pass[NoOptions]):
 
     What it does
         For a weight that linear layers of two or more graphs read, the layer becomes graph
-        `lm_head`, with the `fake_quantize` before it. Each user graph is cut into what comes before (`NAME.body`), the call of the
-        shared graph, and the rest (`NAME.tail`); parts without nodes are left out. The user graph
-        itself keeps its interface and only calls.
+        `lm_head`, together with the `fake_quantize` of its input. Each user graph is cut into what
+        comes before (`NAME.body`), the call of the shared graph, and the rest (`NAME.tail`); parts
+        without nodes are left out. The user graph itself keeps its interface and only calls.
 
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head

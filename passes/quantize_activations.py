@@ -1,4 +1,4 @@
-"""`quantize-activations`: round what packed linear layers read, as the checkpoint was calibrated."""
+"""`quantize-activations`: round what packed linear layers read, by the checkpoint's scales."""
 
 from __future__ import annotations
 

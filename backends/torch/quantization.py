@@ -1,4 +1,4 @@
-"""Quantization of activations, written from the formats' fields: PyTorch has no E2M1 that rounds."""
+"""Quantization of activations, written from the fields of the formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fake_quantize(call: Call[FakeQuantizeAttributes]) -> Tensor:
 
 def _nvfp4(x: Tensor, scale: Tensor, block: int) -> Tensor:
     """Blocks along the last axis, each with a scale of its own."""
-    blocks = x.unflatten(-1, (x.shape[-1] // block, block))
+    blocks = torch.unflatten(x, -1, (x.shape[-1] // block, block))
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     inner = _e4m3((largest / (6 * scale)).clamp(min=2.0**-9))
     factor = torch.where(largest == 0, 1.0, inner) * scale

@@ -14,6 +14,8 @@ VERIFY_CHOICES = ("none", "fast", "full")
 LINEAR_FORM_CHOICES = ("auto", *LinearForm)
 QUANTIZATION_CHOICES = ("auto", "nvfp4", "fp8", "fp8-channel", "fp8-block", "int8", "int4")
 
+ACTIVATION_CHOICES = ("auto", "16bit", "quantized")
+
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
@@ -32,6 +34,9 @@ class CompileOptions:
             `auto` keeps what the files have.
         draft_quantization: The same for the draft; never inherited from the target.
         quantize_head: Round the output head as well.
+        activations: What linear layers read: `auto` quantizes it where the weights are stored with
+            calibrated scales for that and the device multiplies such numbers, see the pass
+            `quantize-activations`; `16bit` never does; `quantized` requires it.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
         draft_outputs: Keep the draft's logits and confidences as outputs.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against
@@ -48,6 +53,7 @@ class CompileOptions:
     quantization: str = "auto"
     draft_quantization: str = "auto"
     quantize_head: bool = False
+    activations: str = "auto"
     pass_pipeline: str | None = None
     draft_outputs: bool = False
     verify: str = "fast"
@@ -58,6 +64,7 @@ class CompileOptions:
         _choice("linear_form", self.linear_form, LINEAR_FORM_CHOICES)
         _choice("quantization", self.quantization, QUANTIZATION_CHOICES)
         _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
+        _choice("activations", self.activations, ACTIVATION_CHOICES)
         self._check_quantization()
         for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
             value = getattr(self, name)
@@ -84,6 +91,12 @@ class CompileOptions:
                 "usage/contradiction",
                 "quantization is a part of the default passes, and pass_pipeline replaces those",
                 help="write the pass into the pipeline: quantize{format=nvfp4}",
+            )
+        if self.activations != "auto" and self.pass_pipeline is not None:
+            raise UsageError(
+                "usage/contradiction",
+                "activations are quantized by the default passes, and pass_pipeline replaces those",
+                help="write the pass into the pipeline, or leave it out: quantize-activations",
             )
 
 

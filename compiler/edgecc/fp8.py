@@ -70,7 +70,8 @@ def fake_quantize(
     """
     with np.errstate(invalid="ignore"):  # NaN goes through
         codes = np.clip(values / scale, -E4M3_MAX, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
-    return codes.astype(values.dtype) * scale + 0
+    wide: NDArray[Any] = codes.astype(values.dtype) * scale + 0
+    return wide
 
 
 def block_scales(values: NDArray[np.float32], block: tuple[int, int]) -> NDArray[np.float32]:

@@ -132,7 +132,7 @@ def fake_quantize(
     with np.errstate(invalid="ignore"):  # NaN goes through
         stored, codes = _round(blocked, global_scale)
         factors = stored.astype(values.dtype) * global_scale
-        wide = codes.astype(values.dtype) * factors + 0
+        wide: NDArray[Any] = codes.astype(values.dtype) * factors + 0
     return wide.reshape(values.shape)
 
 

@@ -100,7 +100,7 @@ class FakeQuantize(Op[FakeQuantizeAttributes]):
         ctx: EvalContext,
     ) -> tuple[Array, ...]:
         """Quotients and products in the evaluation dtype."""
-        scale = weights[0].dense()[()]
+        scale = operands[0].dtype.type(weights[0].dense())
         encoding = activation_encoding(attrs.encoding)
         if isinstance(encoding, NVFP4):
             return (nvfp4.fake_quantize(operands[0], scale, encoding.block),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecc.ir.encodings import FP8, NVFP4
+from edgecc.ir.encodings import FP8, NVFP4, Encoding
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.testing.expressions import Expr, Wanted
 from edgecc.testing.families.norm import last_axis
@@ -19,7 +19,7 @@ def _fake_quantize(grow: Grower, wanted: Wanted) -> Expr:
     width = last_axis(wanted)
     blocks = [str(NVFP4(b)) for b in (2, 4) if width % b == 0]
     encoding = grow.pick("fp8<tensor>", *blocks)
-    packed = FP8(input_scale=True)
+    packed: Encoding = FP8(input_scale=True)
     if encoding != "fp8<tensor>" and width:
         packed = NVFP4(int(encoding[-2]), input_scale=True)
     weight = Bytes((grow.width(), width), packed, grow.number(0, 1))
