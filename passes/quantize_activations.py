@@ -117,8 +117,8 @@ class QuantizeActivations(Pass[QuantizeActivationsOptions]):
                         counts[encoding] += 1
         for encoding, count in counts.items():
             module.decisions.append(
-                f"activations of {count} linear layers quantized to {encoding} with the "
-                "checkpoint's scales"
+                f"activations of {count} linear layer{'s' if count > 1 else ''} quantized to "
+                f"{encoding} with the checkpoint's scales"
             )
         return bool(counts)
 
@@ -136,7 +136,7 @@ class QuantizeActivations(Pass[QuantizeActivationsOptions]):
             return "", f"the weight is {weight.kind}"
         auto = self.options.format == "auto"
         if auto and device is not None and encoding not in device.native_activations:
-            return "", f"device {device.name} does not multiply {encoding} by {weight.kind}"
+            return "", f"device {device.name} has no products of activations in {encoding}"
         for origin in _origins(module, symbol):
             reason = not_selected(module_names(origin), self.options.include, self.options.exclude)
             if reason:
@@ -155,24 +155,19 @@ class QuantizeActivations(Pass[QuantizeActivationsOptions]):
         """The op that rounds a layer's input: one that is there already, or a new one."""
         x, table = node.operands[0], module.weights
         symbol = table.resolve(node.weights[0])
+        attrs = FakeQuantizeAttributes(encoding)
         known = rounded.setdefault(x, {})
-        for other, made in known.items():
-            if made.attrs == FakeQuantizeAttributes(encoding) and _same_scale(
-                module, symbol, other
-            ):
+        alike = {other: made for other, made in known.items() if made.attrs == attrs}
+        for other, made in alike.items():
+            if _same_scale(module, symbol, other):
                 return made
-        if known:
-            message = f"the scales of {', '.join(f'@{s}' for s in (*known, symbol))} differ"
+        if alike:
+            message = f"the scales of {', '.join(f'@{s}' for s in (*alike, symbol))} differ"
             self.remark(ctx, site(graph, node), message, applied=True)
         name = f"{symbol.removesuffix('.weight')}.input_scale"
         scale = table.derive(name, "input_scale", (symbol,))
         known[symbol] = Rewriter(module, graph, self.name).insert(
-            node,
-            "fake_quantize",
-            (x,),
-            (scale,),
-            FakeQuantizeAttributes(encoding),
-            (f"{x.name}_q",),
+            node, "fake_quantize", (x,), (scale,), attrs, (f"{x.name}_q",)
         )
         return known[symbol]
 

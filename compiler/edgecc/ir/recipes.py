@@ -198,6 +198,7 @@ class InputScale(Recipe):
     """The calibrated activation scale that is stored with a packed weight: f32 `[]`."""
 
     name = "input_scale"
+    sources = 0
 
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
