@@ -16,9 +16,8 @@ from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
-from edgecc.device_artifact import stored_bytes, write_artifact
+from edgecc.device_artifact import shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
-from edgecc.devices import get_device
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
@@ -73,7 +72,8 @@ def compile(
             bundle, which is replaced only when the new one is complete.
         force: Also replace a bundle that holds files of others.
         dry_run: Stop after the passes; write no bundle.
-        dump_ir: Folder for the IR before the first pass and after each.
+        dump_ir: Folder for the IR before the first pass and after each; with several devices, one
+            folder in it for each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
@@ -93,7 +93,6 @@ def compile(
         ResourceError: Disk or memory.
     """
     chosen = compile_options(options)
-    device = get_device(chosen.device)
     report = progress or (lambda stage, done, total: None)
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
@@ -107,22 +106,36 @@ def compile(
     check_outputs([p for p in sources if p is not None], out, dump)
     if dry_run:
         check_destination(out, force=force)
-    elif device.library:
-        load_library(device.library)  # told now, and not after minutes of work
+    else:
+        for device in chosen.devices:
+            if device.library:
+                load_library(device.library)  # told now, and not after minutes of work
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
         lifted = module or _lift(source, draft, chosen, report)
         try:
-            manager = pass_manager(
-                device, chosen, report=report, dump=dump, instruments=instruments, check=check
-            )
+            managers = [
+                pass_manager(
+                    device,
+                    chosen,
+                    report=report,
+                    dump=dump / device.name if dump and len(chosen.devices) > 1 else dump,
+                    instruments=instruments,
+                    check=check,
+                )
+                for device in chosen.devices
+            ]
             check_module(lifted, chosen, report)
-            lowered = lower_for(lifted, device, chosen, manager)
+            lowered = [
+                lower_for(lifted, device, chosen, manager)
+                for device, manager in zip(chosen.devices, managers, strict=True)
+            ]
             if strict:
                 _refuse_warnings(findings_of(lifted))
+            parts = shares(lowered, chosen)
             if writer is None:
-                return compile_report(lowered, None, stored_bytes(lowered))
-            written = write_artifact(writer, lowered, chosen, report)
-            bundle = publish(writer, lowered, written.artifact, chosen)
+                return compile_report(lowered, None, weight_bytes(parts))
+            written = write_artifacts(writer, parts, chosen, report)
+            bundle = publish(writer, lowered, written.artifacts, chosen)
             return compile_report(lowered, bundle, written.weight_bytes)
         finally:
             close_checkpoints(lifted)
