@@ -3,7 +3,8 @@
 Nothing is rounded here that the op does not round: quotients are taken in float32, numbers are
 widened with a scale of one, which is exact, and the scale multiplies the product in float32. Where
 both sides of a product are widened like this in float32, the builder makes it a product of the
-packed numbers that sums in float32.
+packed numbers that sums in float32. The layer that quantizes to NVFP4 takes a global scale that has
+to be known when an engine is built; it gets one, and what it reads is divided before.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _quantize(e: Emitter, node: Node) -> tuple[Tensor, Tensor]:
             )
         return _dynamic(e, x, scale)
 
-    return e.once(key, make), e.once((*key, "scale"), lambda: e.reshape(scale, (1, 1)))
+    return e.once(key, make), _factor(e, scale)
 
 
 def _static(e: Emitter, x: Tensor, scale: Tensor) -> Tensor:
@@ -73,13 +74,18 @@ def _static(e: Emitter, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _dynamic(e: Emitter, x: Tensor, scale: Tensor) -> Tensor:
+    x, one = e.binary("DIV", x, _factor(e, scale)), _one(e)
     layer = e.layer(
         "dynamic_quantize",
         e.network.add_dynamic_quantize(x, 1, BLOCK, e.type(DType.F4E2M1), e.type(DType.F8E4M3)),
     )
-    layer.set_input(1, scale)
-    scales = _widen(e, layer.get_output(1), _one(e))
+    layer.set_input(1, one)
+    scales = _widen(e, layer.get_output(1), one)
     return _widen(e, layer.get_output(0), scales)
+
+
+def _factor(e: Emitter, scale: Tensor) -> Tensor:
+    return e.once(("factor", scale.name), lambda: e.reshape(scale, (1, 1)))
 
 
 def _widen(e: Emitter, x: Tensor, scale: Tensor) -> Tensor:

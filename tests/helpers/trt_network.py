@@ -104,7 +104,7 @@ class Network:
         return [turned.reshape(tuple(layer.get_output(0).shape))]
 
     def _elementwise(self, layer: Any, operands: Sequence[Array]) -> list[Array]:
-        ops = {"PROD": np.multiply, "SUM": np.add}
+        ops = {"PROD": np.multiply, "SUM": np.add, "DIV": np.divide}
         assert operands[0].ndim == operands[1].ndim
         return [ops[layer.op.name](*operands)]
 

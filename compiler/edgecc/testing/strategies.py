@@ -60,8 +60,7 @@ def encodings(*dims: int) -> st.SearchStrategy[Encoding]:
 THEMES: tuple[frozenset[str], ...] = tuple(
     frozenset(op.name for family in families for op in family.OPS)
     for families in (
-        (elementwise, norm, matmul),
-        (quantization, norm, matmul),
+        (elementwise, norm, matmul, quantization),
         (attention, matmul, shape),
         (state, norm, matmul),
         (shape, elementwise),

@@ -133,6 +133,16 @@ def test_plans_multiply_packed_numbers(trt, form, dtype):
     assert set(products(plan)) == {("bf16", "bf16", "bf16")}
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_and_scales_can_be_inputs(trt, form):
+    """Bound at load: another fine-tune has other scales, for activations too."""
+    encoding, device = FORMS[form]
+    plan, facts = built(trt, layer(encoding), device, weights="bind")
+    kind = {"nvfp4": "fp4_e2m1", "fp8": "fp8_e4m3"}[encoding.kind]
+    assert set(products(plan)) == {(kind, kind, "float")}
+    assert "@w.input_scale/stored/f32" in {i["name"] for i in facts["bound"]}
+
+
 @pytest.mark.parametrize("device", ["sm120", "sm121"])
 def test_rows_that_calls_choose(trt, device):
     def make(n: Net) -> object:

@@ -19,7 +19,6 @@ RULES: tuple[Rule, ...] = tuple(
     for family in (
         elementwise,
         norm,
-        quantization,
         matmul,
         shape,
         sampling,
@@ -27,6 +26,7 @@ RULES: tuple[Rule, ...] = tuple(
         state,
         constant,
         control,
+        quantization,
     )
     for rule in family.RULES
 )
