@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgecc.backends.tensorrt.emitter import Emitter, lowers
+from edgecc.backends.tensorrt.operands import product_type
 from edgecc.backends.tensorrt.quantization import quantized
 from edgecc.backends.tensorrt.shape import as_rows
 from edgecc.backends.tensorrt.weights import matrix, table
@@ -20,8 +21,9 @@ def linear(e: Emitter, node: Node) -> None:
     """
     dtype, value = node.result.type.dtype, node.operands[0]
     packed = quantized(e, value)
-    x, scale = packed or (as_rows(e, value), None)
-    weight, factor = matrix(e, node.weights[0], DType.F32 if packed else dtype, packed=bool(packed))
+    inner = DType.F32 if packed else product_type(e.module, node.weights[0], dtype)
+    x, scale = packed or (e.cast(as_rows(e, value), inner), None)
+    weight, factor = matrix(e, node.weights[0], inner, packed=packed is not None)
     keep, turn = e.trt.MatrixOperation.NONE, e.trt.MatrixOperation.TRANSPOSE
     y = e.out("matmul", e.network.add_matrix_multiply(x, keep, weight, turn))
     for outer in (scale, factor):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor
-from edgecc.backends.tensorrt.operands import Matrix, narrow, table_operand
+from edgecc.backends.tensorrt.operands import Matrix, narrow, product_type, table_operand
 from edgecc.backends.tensorrt.operands import matrix as matrix_operands
 from edgecc.ir.types import DType
 
@@ -48,7 +48,8 @@ def matrix(e: Emitter, symbol: str, dtype: DType, *, packed: bool = False) -> Pr
         LegalizeError: There is no form for its encoding.
     """
     symbol = e.module.weights.resolve(symbol)
-    inner = dtype if packed else narrow(dtype)
+    wide = packed or product_type(e.module, symbol, DType.BF16) is DType.F32
+    inner = DType.F32 if wide else narrow(dtype)
     found: Product = e.once(
         ("matrix", symbol, inner, dtype), lambda: _widened(e, symbol, inner, dtype)
     )
@@ -58,7 +59,7 @@ def matrix(e: Emitter, symbol: str, dtype: DType, *, packed: bool = False) -> Pr
 def _widened(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Product:
     made = matrix_operands(e.module, symbol, dtype)
     elements, factor = _tensor(e, symbol, made, "elements"), _tensor(e, symbol, made, "factor")
-    if made.factor is None:  # dense
+    if made.factor is None and made.scale is None:  # dense
         return e.cast(elements, dtype), None
     scale = _one(e, inner)
     if made.scale is not None:

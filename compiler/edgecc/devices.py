@@ -178,20 +178,22 @@ DEVICES: Mapping[str, Device] = {
             min_rows=2,
             source="ONNX operator specification, opset 24",
         ),
-        _gpu("sm86", "GeForce RTX 30, RTX A series", ("int8",), _BUILT),
-        _gpu("sm89", "GeForce RTX 40, RTX Ada", ("int8", "fp8"), _BUILT, activations=_FP8),
+        _gpu("sm86", "GeForce RTX 30, RTX A series", ("int8", "int4"), _BUILT),
+        _gpu("sm89", "GeForce RTX 40, RTX Ada", ("int8", "int4", "fp8"), _BUILT, activations=_FP8),
         _gpu(
             "sm120",
             "GeForce RTX 50, RTX PRO Blackwell",
-            ("int8", "fp8", "nvfp4"),
+            ("int8", "int4", "fp8", "nvfp4"),
             _BUILT,
             activations=_FP4,
         ),
-        _gpu("sm121", "DGX Spark (GB10)", ("int8", "fp8", "nvfp4"), _BUILT, activations=_FP4),
+        _gpu(
+            "sm121", "DGX Spark (GB10)", ("int8", "int4", "fp8", "nvfp4"), _BUILT, activations=_FP4
+        ),
         _gpu(
             "rtx",
             "GeForce RTX 30, 40 and 50: one engine, with what all of them have",
-            ("int8",),
+            ("int8", "int4"),
             _BUILT,
             capabilities=(86, 89, 120),
         ),

@@ -208,6 +208,8 @@ FORMS = {
         lambda n: n.rounded("w", parse_encoding("int8<channel>")),
         ["sm86", "sm89", "sm120", "rtx"],
     ),
+    "int4": (lambda n: n.rounded("w", parse_encoding("int4<group=16>")), ["sm86", "sm89", "sm120"]),
+    "int4 large groups": (lambda n: n.rounded("w", Int4(64)), ["rtx", "sm121"]),
     "int8_block": (
         lambda n: n.module.weights.derive("w8", "int8_codes", (n.packed("w"),)),
         ["sm86", "sm89", "sm120", "rtx"],
@@ -220,7 +222,7 @@ def operands(module: Module) -> set[Operand]:
 
 
 def nbytes(item) -> int:
-    bits = {"f4e2m1": 4, "f8e4m3": 8, "i8": 8, "bf16": 16, "f32": 32}
+    bits = {"f4e2m1": 4, "i4": 4, "f8e4m3": 8, "i8": 8, "bf16": 16, "f32": 32}
     return int(np.prod(item["shape"])) * bits[item["dtype"]] // 8
 
 
@@ -313,7 +315,7 @@ def test_a_refusal_names_the_node_and_the_weight(trt):
 
 def test_an_encoding_without_a_form(trt):
     def make(n):
-        return linear(n, n.rounded("w", Int4(group=16)))
+        return linear(n, n.rounded("w", parse_encoding("fp8<block=16x16>")))
 
     with pytest.raises(LegalizeError, match="has no form in TensorRT"):
         built(trt, net(make), "sm86")
