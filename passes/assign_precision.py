@@ -101,7 +101,8 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         Rounds every narrow result once. The tolerance is 0.25 for `bf16` and 0.05 for `f16`,
         relative to the largest result. Linear layers whose results are logits, or are added up to
         logits, read rounded values and give float32, so that no two tokens tie by rounding; with
-        `scores=packed` those with dense weights can tie.
+        `scores=packed` those with dense weights can tie. A `fake_quantize` before such a layer
+        keeps float32 as well: packed numbers are exact in it.
 
     Limits
         `f16` overflows above 65504: bf16 models may need `keep`. Devices that compute in float32
