@@ -99,7 +99,8 @@ def _int4_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
 
 def _int4(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
     codes = integers.unpack_int4(_only(parts)).view(np.uint8) & 15
-    return np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8)
+    packed: Array = np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8)
+    return packed
 
 
 def _scale_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
