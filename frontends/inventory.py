@@ -29,7 +29,7 @@ IGNORABLE = (
     "*.v_scale",
     "*.kv_scale",
     "*.q_scale",
-    "*.input_scale",  # of quantized activations, which are kept unquantized here
+    "*.input_scale",  # of quantized activations, where the weight is not read with it
     "*.input_amax",
 )
 """Globs of tensor names that a decoder does not need."""

@@ -37,6 +37,7 @@ PASSES: Mapping[str, str] = {
     "lower-encodings": "edgecc.passes.lower_encodings:LowerEncodings",
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
     "quantize": "edgecc.passes.quantize:Quantize",
+    "quantize-activations": "edgecc.passes.quantize_activations:QuantizeActivations",
     "stack-context-kv": "edgecc.passes.stack_context_kv:StackContextKv",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }

@@ -24,6 +24,7 @@ _MOVES = ("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "
 NARROW = frozenset(
     (
         *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
+        "fake_quantize",
         *_MOVES,
     )
 )
@@ -100,7 +101,8 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
         Rounds every narrow result once. The tolerance is 0.25 for `bf16` and 0.05 for `f16`,
         relative to the largest result. Linear layers whose results are logits, or are added up to
         logits, read rounded values and give float32, so that no two tokens tie by rounding; with
-        `scores=packed` those with dense weights can tie.
+        `scores=packed` those with dense weights can tie. A `fake_quantize` before such a layer
+        keeps float32 as well: packed numbers are exact in it.
 
     Limits
         `f16` overflows above 65504: bf16 models may need `keep`. Devices that compute in float32
@@ -262,6 +264,10 @@ def _names(node: Node) -> tuple[str, str, str]:
     return node.op.name, origin, origin.partition(": ")[2] or origin
 
 
+def _is_quantized(value: Value) -> bool:
+    return value.producer is not None and value.producer.op.name == "fake_quantize"
+
+
 def _is_cache(value: Value) -> bool:
     """Whether a value is an updated cache: `attention` has none, `cached_attention` two."""
     node = value.producer
@@ -293,4 +299,6 @@ def _scores(graph: Graph) -> dict[Node, str]:
         found[node] = reason
         if node.op.name in (*_MOVES, "add"):
             waiting += [(operand, reason) for operand in node.operands]
+        elif node.op.name == "linear":  # packed numbers are exact in float32
+            waiting += [(o, reason) for o in node.operands if _is_quantized(o)]
     return found

@@ -21,6 +21,10 @@ from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
 from edgecc.passes.outline_shared import OutlineShared
 from edgecc.passes.quantize import Quantize, QuantizeOptions
+from edgecc.passes.quantize_activations import (
+    QuantizeActivations,
+    QuantizeActivationsOptions,
+)
 from edgecc.passes.unroll_markov import UnrollMarkov
 
 
@@ -33,6 +37,7 @@ def default_pipeline(
     quantization: str = "auto",
     draft_quantization: str = "auto",
     quantize_head: bool = False,
+    activations: str = "auto",
 ) -> list[Pass[Any]]:
     """Passes from a lifted module to one the device's backend takes.
 
@@ -44,6 +49,8 @@ def default_pipeline(
         quantization: Format to round the target's weights to, see `quantize`; `auto` keeps them.
         draft_quantization: The same for the draft.
         quantize_head: Round output heads as well.
+        activations: `16bit` keeps activations as they are; `auto` and `quantized` round the inputs
+            of linear layers as the checkpoint was calibrated, where the device multiplies that.
     """
     formats = {"target": quantization, "draft": draft_quantization}
     return [
@@ -69,6 +76,12 @@ def default_pipeline(
         FuseGateUp(),
         *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
+        # Precision: of activations, after the fusions, so that q, k and v share one op.
+        *(
+            [QuantizeActivations(QuantizeActivationsOptions(device=device.name))]
+            if device.native_activations and activations != "16bit"
+            else []
+        ),
         # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),

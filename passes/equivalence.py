@@ -5,8 +5,9 @@ rounding: float32 sums in another order differ in their last bits, which would h
 size, or force a wider tolerance. With tolerance 0 all bits must be equal.
 
 Not every output can be compared. One that needs an unbound weight has no value. And where a numeric
-change is allowed, two nearly equal logits may swap places: what depends on a chosen token is then
-free to differ altogether. Such outputs are found by data dependence and left out, by name.
+change is allowed, two nearly equal logits may swap places, or a number be rounded to the next of
+few values: what depends on a chosen token or on quantized activations is then free to differ
+altogether. Such outputs are found by data dependence and left out, by name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from edgecc.ir.clone import cache_rows, clone_module, with_smaller_caches
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import Array
 from edgecc.ir.interpreter import Inputs, evaluate
+from edgecc.ir.ops import Trait
 from edgecc.ir.random_inputs import random_inputs
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.sampled_weights import SampledWeights
@@ -254,8 +256,8 @@ def _was_unbound(symbol: str) -> str:
 
 
 def _chooses(node: Node) -> bool:
-    """Whether a node makes integers out of floats: the smallest change of them may matter."""
-    return (
+    """Whether a node makes integers, or few values, out of floats: their last bits may matter."""
+    return Trait.STEPWISE in node.op.traits or (
         node.op.name not in SHAPES_ONLY
         and any(o.type.dtype.is_float for o in node.operands)
         and any(not r.type.dtype.is_float for r in node.results)

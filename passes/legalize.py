@@ -8,6 +8,7 @@ from edgecc.devices import EVALUATED_ONLY, Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Encoding
+from edgecc.ir.ops.quantization import FakeQuantize, FakeQuantizeAttributes
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext, site
 from edgecc.passes.lower_encodings import multiplies
@@ -99,6 +100,24 @@ def _types(node: Node, device: Device, where: str) -> list[Diagnostic]:
     ]
 
 
+def _activations(node: Node, device: Device, where: str) -> list[Diagnostic]:
+    """Activations quantized to what the device does not multiply."""
+    attrs = node.attrs
+    if not isinstance(attrs, FakeQuantizeAttributes):
+        return []
+    if attrs.encoding in device.native_activations:
+        return []
+    return [
+        Diagnostic(
+            "legalize/activations",
+            f"device {device.name} has no products of activations in {attrs.encoding}",
+            where,
+            notes=(f"it has {', '.join(sorted(device.native_activations))}",),
+            help=_way_out(node.op.name),
+        )
+    ]
+
+
 def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
     """The first finding of each message: a missing pass gives one for every layer."""
     kinds: dict[str, list[Diagnostic]] = {}
@@ -113,6 +132,8 @@ def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
 def _way_out(op: str) -> str:
     if op in EVALUATED_ONLY:
         return "no device can yet; lifting and evaluating such a model work"
+    if op == FakeQuantize.name:
+        return "leave out quantize-activations, or --activations quantized, for this device"
     return f"run {_DECOMPOSED_BY[op]} first" if op in _DECOMPOSED_BY else "choose another device"
 
 
@@ -127,7 +148,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
                 help=_way_out(node.op.name),
             )
         ]
-    findings = _types(node, device, where)
+    findings = [*_types(node, device, where), *_activations(node, device, where)]
     for index, symbol in enumerate(node.weights):
         encoding = module.weights[module.weights.resolve(symbol)].encoding
         if not _computes(node.op.name, encoding, device, matrix=index == 0):

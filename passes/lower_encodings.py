@@ -67,11 +67,11 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         `dequantize` and `int8_codes` are exact. `int8-split` kernels round activations to 16 bits
         in blocks, a relative error of about 2e-5 per layer. `narrow` rounds each value once, by at
         most 2^-9 of it: for a device that computes in 16 bits, weights that are neither native nor
-        NVFP4 (INT4, FP8 with block scales).
+        NVFP4 (FP8 with block scales; FP8 and INT4 on devices without them).
 
     Limits
         `int8-split` is for NVFP4: weights in other packed formats (FP8, INT8, INT4) run dense.
-        No activations are quantized: W4A4 checkpoints run with 16-bit activations.
+        Weights only: what layers read is rounded by `quantize-activations`, which runs before.
     """
 
     name = "lower-encodings"

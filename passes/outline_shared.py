@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgecc.ir.analysis import ancestors, descendants, live_nodes
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
+from edgecc.ir.ops import Attributes
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.rewriter import clone_nodes
 from edgecc.ir.types import DimExpr, DType, SymbolRange, TensorType, sym, symbols_of
@@ -14,8 +15,11 @@ from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
 from edgecc.roles import Role
 
-Key = tuple[tuple[str, ...], int, DType]
-"""Resolved weights of a linear layer, rank and element type of its input."""
+Layer = tuple[Node, ...]
+"""A linear layer, after the op that quantizes its input if no other layer reads that."""
+
+Key = tuple[tuple[tuple[str, ...], ...], tuple[Attributes, ...], int, DType]
+"""Resolved weights and attributes of a layer's ops, rank and element type of its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,9 @@ class OutlineShared(Pass[NoOptions]):
 
     What it does
         For a weight that linear layers of two or more graphs read, the layer becomes graph
-        `lm_head`. Each user graph is cut into what comes before (`NAME.body`), the call of the
-        shared graph, and the rest (`NAME.tail`); parts without nodes are left out. The user graph
-        itself keeps its interface and only calls.
+        `lm_head`, together with the `fake_quantize` of its input. Each user graph is cut into what
+        comes before (`NAME.body`), the call of the shared graph, and the rest (`NAME.tail`); parts
+        without nodes are left out. The user graph itself keeps its interface and only calls.
 
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head
@@ -86,18 +90,19 @@ class OutlineShared(Pass[NoOptions]):
         """Outline every weight that two graphs multiply by."""
         users = self._users(module)
         changed = False
-        for key in sorted(users, key=lambda k: -module.weights[k[0][0]].nbytes):
-            where = f"@{key[0][0]}"
-            sites: dict[str, tuple[Graph, Node]] = {}
-            for graph, node in users[key]:
-                sites.setdefault(graph.name, (graph, node))
+        for key in sorted(users, key=lambda k: -module.weights[k[0][-1][0]].nbytes):
+            weight = key[0][-1][0]
+            where = f"@{weight}"
+            sites: dict[str, tuple[Graph, Layer]] = {}
+            for graph, layer in users[key]:
+                sites.setdefault(graph.name, (graph, layer))
             if len(sites) < 2:
                 continue
             if any(list(graph.callees()) for graph, _ in sites.values()):
                 self.remark(ctx, where, "a graph is cut at another layer", applied=False)
                 continue
             cuts = [
-                (graph, node, self._plan(module, graph, node)) for graph, node in sites.values()
+                (graph, layer, self._plan(module, graph, layer)) for graph, layer in sites.values()
             ]
             loose = {s for *_, pieces in cuts for p in pieces if p for s in p.loose_symbols()}
             if loose:
@@ -105,8 +110,8 @@ class OutlineShared(Pass[NoOptions]):
                 self.remark(ctx, where, reason, applied=False)
                 continue
             callee = self._shared_graph(module, users[key][0][1], key[0])
-            for graph, node, (body, tail) in cuts:
-                self._cut(module, graph, node, callee, body, tail)
+            for graph, layer, (body, tail) in cuts:
+                self._cut(module, graph, layer, callee, body, tail)
             self.remark(
                 ctx,
                 where,
@@ -116,59 +121,65 @@ class OutlineShared(Pass[NoOptions]):
             if len(users[key]) > len(sites):
                 self.remark(ctx, where, "a graph uses it more than once", applied=False)
             module.decisions.append(
-                f"{key[0][0]} runs as its own graph {callee}, called by {', '.join(sorted(sites))}"
+                f"{weight} runs as its own graph {callee}, called by {', '.join(sorted(sites))}"
             )
             changed = True
         return changed
 
-    def _users(self, module: Module) -> dict[Key, list[tuple[Graph, Node]]]:
+    def _users(self, module: Module) -> dict[Key, list[tuple[Graph, Layer]]]:
         """The linear layers of all graphs that are not cut yet, by what would be shared."""
-        users: dict[Key, list[tuple[Graph, Node]]] = {}
+        users: dict[Key, list[tuple[Graph, Layer]]] = {}
         for graph in module.entries():
             if list(graph.callees()):
                 continue
             live = live_nodes(graph)
             for node in graph.nodes:
                 if node.op.name == "linear" and node in live:
-                    weights = tuple(module.weights.resolve(w) for w in node.weights)
-                    x = node.operands[0].type
-                    users.setdefault((weights, x.rank, x.dtype), []).append((graph, node))
+                    layer = _layer(graph, node)
+                    weights = tuple(tuple(map(module.weights.resolve, n.weights)) for n in layer)
+                    attrs, x = tuple(n.attrs for n in layer), layer[0].operands[0].type
+                    key = (weights, attrs, x.rank, x.dtype)
+                    users.setdefault(key, []).append((graph, layer))
         return users
 
-    def _shared_graph(self, module: Module, node: Node, weights: tuple[str, ...]) -> str:
+    def _shared_graph(
+        self, module: Module, layer: Layer, weights: tuple[tuple[str, ...], ...]
+    ) -> str:
         target = module.graphs.get(TARGET)
         head = head_of(target) if target else None
-        is_head = head is not None and module.weights.resolve(head) == weights[0]
+        is_head = head is not None and module.weights.resolve(head) == weights[-1][0]
         name = _unique("lm_head" if is_head else "shared", set(module.graphs))
-        x = node.operands[0].type
+        x, location = layer[0].operands[0].type, layer[-1].location
         for axis in range(x.rank - 1):
             # Any caller's row counts: the widest range any symbol of the module has.
             high = max((r.high for r in module.symbols.values()), default=1)
             module.symbols.setdefault(f"h{axis}", SymbolRange(0, max(high, 64)))
         builder = Builder(module, name)
-        builder.location = Location(node.location.origin, (*node.location.passes, self.name))
+        builder.location = Location(location.origin, (*location.passes, self.name))
         shape = (*(sym(f"h{axis}") for axis in range(x.rank - 1)), x.shape[-1])
-        hidden = builder.input("hidden", x.dtype, shape, Role.ACTIVATION)
-        logits = builder.op("linear", hidden, weights=weights, name="logits")
-        builder.output(logits, "logits", Role.ACTIVATION)
+        value = builder.input("hidden", x.dtype, shape, Role.ACTIVATION)
+        for node, symbols in zip(layer, weights, strict=True):
+            label = "logits" if node is layer[-1] else node.result.name
+            value = builder.op(node.op.name, value, weights=symbols, attrs=node.attrs, name=label)
+        builder.output(value, "logits", Role.ACTIVATION)
         return name
 
     def _plan(
-        self, module: Module, graph: Graph, node: Node
+        self, module: Module, graph: Graph, layer: Layer
     ) -> tuple[_Piece | None, _Piece | None]:
         """What runs before the layer and what runs after it."""
-        after = descendants(graph, [node])
+        after = descendants(graph, [layer[-1]])
         early = [o.value for o in graph.outputs if o.value.producer not in after]
-        needed = ancestors(graph, [*node.operands, *early])
+        needed = ancestors(graph, [*layer[0].operands, *early])
         live = live_nodes(graph)
         before = [n for n in graph.nodes if n in needed]
         # What only the tail reads moves there, so that no weight ends up in both engines.
-        rest = [n for n in graph.nodes if n in live and n not in needed and n is not node]
+        rest = [n for n in graph.nodes if n in live and n not in needed and n not in layer]
         wanted = [o.value for o in graph.outputs]
         body = self._piece(
             _unique(f"{graph.name}.body", set(module.graphs)),
             before,
-            [*wanted, *node.operands, *(o for n in rest for o in n.operands)],
+            [*wanted, *layer[0].operands, *(o for n in rest for o in n.operands)],
         )
         tail = self._piece(_unique(f"{graph.name}.tail", set(module.graphs)), rest, wanted)
         return body, tail
@@ -207,7 +218,7 @@ class OutlineShared(Pass[NoOptions]):
         self,
         module: Module,
         graph: Graph,
-        node: Node,
+        layer: Layer,
         callee: str,
         body: _Piece | None,
         tail: _Piece | None,
@@ -216,13 +227,14 @@ class OutlineShared(Pass[NoOptions]):
         for piece in (body, tail):
             if piece is not None:
                 self._extract(module, piece, graph)
-        operand, old_outputs = node.operands[0], graph.outputs
+        operand, old_outputs = layer[0].operands[0], graph.outputs
+        origin, result = layer[-1].location, layer[-1].result
         for stale in graph.nodes:
             stale._set_operands(())
         graph.nodes.clear()
         graph.outputs = []
         builder = Builder(module, graph)
-        location = Location(node.location.origin, (*node.location.passes, self.name))
+        location = Location(origin.origin, (*origin.passes, self.name))
         builder.location = Location("", (self.name,))
         now: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
 
@@ -238,12 +250,20 @@ class OutlineShared(Pass[NoOptions]):
         if body is not None:
             call(body.name, body.taken, body.returned)
         builder.location = location
-        call(callee, [operand], [node.result])
+        call(callee, [operand], [result])
         builder.location = Location("", (self.name,))
         if tail is not None:
             call(tail.name, tail.taken, tail.returned)
         for output in old_outputs:
             graph.outputs.append(Output(now[output.value], output.name, output.role, output.alias))
+
+
+def _layer(graph: Graph, node: Node) -> Layer:
+    first = node.operands[0].producer
+    if first is None or first.op.name != "fake_quantize":
+        return (node,)
+    shared = first.result.users() != [node] or any(o.value is first.result for o in graph.outputs)
+    return (node,) if shared else (first, node)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgecc.errors import UsageError, did_you_mean
@@ -13,6 +12,13 @@ from edgecc.ir.quantize import has_global_scale
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.weights import Derived, Unbound, WeightTable
 from edgecc.passes.base import Pass, PassContext
+from edgecc.passes.module_patterns import (
+    check_patterns,
+    matches,
+    module_names,
+    not_selected,
+    patterns,
+)
 
 FORMATS: Mapping[str, Encoding] = {
     "nvfp4": NVFP4(16),
@@ -120,7 +126,7 @@ class Quantize(Pass[QuantizeOptions]):
                 f"quantize: unknown format {self.options.format!r}",
                 help=did_you_mean(self.options.format, FORMATS),
             )
-        if not _patterns(self.options.include):
+        if not patterns(self.options.include):
             raise UsageError(
                 "pass/bad-option",
                 "quantize: include names nothing",
@@ -189,16 +195,10 @@ class Quantize(Pass[QuantizeOptions]):
 
     def _excluded(self, symbol: str) -> str:
         names = module_names(symbol)
-        if not _match(names, _patterns(self.options.include)):
-            return "not included"
-        for pattern in _patterns(self.options.exclude):
-            if _match(names, [pattern]):
-                return f"excluded by {pattern}"
+        reason = not_selected(names, self.options.include, self.options.exclude)
         defaults = EXCLUDED if self.options.head else (*HEAD, *EXCLUDED)
-        for pattern in defaults:
-            if _match(names, [pattern]):
-                return f"excluded by default, {pattern}"
-        return ""
+        found = next((p for p in defaults if matches(names, [p])), "")
+        return reason or (f"excluded by default, {found}" if found else "")
 
     def _misfit(self, shape: tuple[int, ...]) -> str:
         try:
@@ -213,17 +213,9 @@ class Quantize(Pass[QuantizeOptions]):
         `exclude` may also name weights that no linear layer reads, as lists of exclusions do.
         """
         linear = [module_names(_origin(module.weights, s)) for s in uses.nodes]
-        for option, what, known in (
-            ("include", "linear layer", linear),
-            ("exclude", "weight", [module_names(s) for s in module.weights]),
-        ):
-            for pattern in _patterns(getattr(self.options, option)):
-                if pattern != "*" and not any(_match(names, [pattern]) for names in known):
-                    raise UsageError(
-                        "quantize/no-match",
-                        f"quantize: {option} {pattern!r} names no {what}",
-                        help=f"for example {linear[0][0]}" if linear else "the module has none",
-                    )
+        weights = [module_names(s) for s in module.weights]
+        check_patterns(self.name, "include", self.options.include, "linear layer", linear)
+        check_patterns(self.name, "exclude", self.options.exclude, "weight", weights, linear)
 
 
 class _LinearUses:
@@ -283,19 +275,9 @@ def quantized_name(symbol: str, format: str) -> str:
     return f"{stem}-{format}{symbol[len(stem) :]}"
 
 
-def module_names(symbol: str) -> tuple[str, str]:
-    """Names of a weight's module: as in the checkpoint, and with the role in front.
-
-    `target.model.layers.0.mlp.up_proj.weight` gives `model.layers.0.mlp.up_proj` and
-    `target.model.layers.0.mlp.up_proj`.
-    """
-    full = symbol.removesuffix(".weight")
-    return full.partition(".")[2] or full, full
-
-
 def is_head(symbol: str) -> bool:
     """Whether a weight is an output head, by its name."""
-    return _match(module_names(symbol), HEAD)
+    return matches(module_names(symbol), HEAD)
 
 
 def _origin(table: WeightTable, symbol: str) -> str:
@@ -304,11 +286,3 @@ def _origin(table: WeightTable, symbol: str) -> str:
     if isinstance(source, Derived) and source.recipe == "quantize":
         return table.resolve(source.inputs[0])
     return symbol
-
-
-def _patterns(text: str) -> list[str]:
-    return [p for p in (part.strip() for part in text.split(",")) if p]
-
-
-def _match(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, p) for p in patterns for name in names)

@@ -34,6 +34,7 @@ _TYPES: Mapping[DType, str] = {
     DType.BF16: "BF16",
     DType.F8E4M3: "FP8",
     DType.F4E2M1: "FP4",
+    DType.I4: "INT4",
     DType.I64: "INT64",
     DType.I32: "INT32",
     DType.I8: "INT8",

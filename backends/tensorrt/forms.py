@@ -9,6 +9,7 @@ array, block of rows by block of rows, so that no weight has to be in memory twi
 - `halved`: half of E4M3 block scales in 16 bits. Both are exact; together they are an NVFP4 weight
   without its global scale.
 - `factor`: float32 scale of a product, `[1, 1]` or one for each column `[1, N]`.
+- `int4`: signed 4-bit integers that lie two rows a byte, as two columns a byte.
 - `values-LAYOUT`: the values of a layout (`edgecc.backends.layouts`), rounded once.
 """
 
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from edgecc import nvfp4
+from edgecc import integers, nvfp4
 from edgecc.backends.base import Array
 from edgecc.backends.layouts import BLOCK_BYTES, LAYOUTS, Parts, values_of
 
@@ -34,6 +35,7 @@ NUMPY: Mapping[str, Any] = {
     "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn,
     "f4e2m1": np.uint8,
+    "i4": np.uint8,
     "i64": np.int64,
     "i32": np.int32,
     "i8": np.int8,
@@ -71,6 +73,8 @@ def _stored_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
     array = _only(parts)
     if array.dtype != NUMPY[dtype]:
         raise ValueError(f"elements are {array.dtype}, not {dtype}")
+    if dtype == "i4":
+        raise ValueError("4-bit integers are stored in another order")
     if dtype != "f4e2m1":
         return array.shape
     *lead, width = array.shape
@@ -84,6 +88,19 @@ def _packed_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
 
 def _doubled(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
     return (2 * nvfp4.unpack_e2m1(_only(parts))).astype(np.int8)
+
+
+def _int4_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
+    half, columns = _typed(_only(parts), np.uint8).shape
+    if columns % 2:
+        raise ValueError(f"{columns} columns cannot lie two a byte")
+    return 2 * half, columns
+
+
+def _int4(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
+    codes = integers.unpack_int4(_only(parts)).view(np.uint8) & 15
+    packed: Array = np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8)
+    return packed
 
 
 def _scale_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
@@ -142,6 +159,13 @@ def _values(layout: str) -> Form:
 FORMS: Mapping[str, Form] = {
     "stored": Form(None, frozenset(NUMPY), _stored_shape, lambda parts, dtype, block: _only(parts)),
     "doubled": Form(None, frozenset({"i8"}), _packed_shape, _doubled),
+    "int4": Form(
+        None,
+        frozenset({"i4"}),
+        _int4_shape,
+        _int4,
+        lambda parts, block: dict.fromkeys(parts, 2),
+    ),
     "halved": Form(None, frozenset({"f16", "bf16"}), _scale_shape, _halved),
     "factor": Form(
         None,

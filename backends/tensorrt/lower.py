@@ -18,6 +18,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     elementwise,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
 )

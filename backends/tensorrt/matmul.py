@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from edgecc.backends.tensorrt.emitter import Emitter, lowers
+from edgecc.backends.tensorrt.operands import product_type
+from edgecc.backends.tensorrt.quantization import quantized
+from edgecc.backends.tensorrt.shape import as_rows
 from edgecc.backends.tensorrt.weights import matrix, table
 from edgecc.ir.core import Node
-from edgecc.ir.types import Dim, DType
+from edgecc.ir.types import DType
 
 
 @lowers("linear")
 def linear(e: Emitter, node: Node) -> None:
-    """A matrix multiplication in the type of the result, then what scales the whole weight.
+    """A matrix multiplication in the type of the result, then what scales a whole side of it.
 
     Packed weights are widened by dequantize layers, which kernels take in. What cannot be applied
-    there without rounding (the global scale of NVFP4) multiplies the product in float32.
+    there without rounding (the global scale of NVFP4, the scale of quantized activations)
+    multiplies the product in float32.
     """
-    dtype = node.result.type.dtype
-    *lead, width = node.operands[0].type.shape
-    rows = node.result.type.shape[-1]
-    (x,) = e.operands(node)
-    flat = len(lead) != 1
-    if flat:
-        x = e.reshape(x, (_product(e, lead), width))
-    weight, factor = matrix(e, node.weights[0], dtype)
+    dtype, value = node.result.type.dtype, node.operands[0]
+    packed = quantized(e, value)
+    inner = DType.F32 if packed else product_type(e.module, node.weights[0], dtype)
+    x, scale = packed or (e.cast(as_rows(e, value), inner), None)
+    weight, factor = matrix(e, node.weights[0], inner, packed=packed is not None)
     keep, turn = e.trt.MatrixOperation.NONE, e.trt.MatrixOperation.TRANSPOSE
     y = e.out("matmul", e.network.add_matrix_multiply(x, keep, weight, turn))
-    if factor is not None:
-        y = e.binary("PROD", e.cast(y, DType.F32), factor)
+    for outer in (scale, factor):
+        if outer is not None:
+            y = e.binary("PROD", e.cast(y, DType.F32), outer)
     if len(node.weights) > 1:
-        bias = e.reshape(table(e, node.weights[1]), (1, rows))
+        bias = e.reshape(table(e, node.weights[1]), (1, node.result.type.shape[-1]))
         y = e.binary("SUM", e.cast(y, DType.F32), bias)
     y = e.cast(y, dtype)
-    e.result(node, e.reshape(y, node.result.type.shape) if flat else y)
-
-
-def _product(e: Emitter, lead: Sequence[Dim]) -> Dim:
-    """Number of rows: a number where all sizes are, else left to the reshape."""
-    total = 1
-    for dim in lead:
-        size = e.size(dim)
-        if not isinstance(size, int):
-            return size
-        total *= size
-    return total
+    e.result(node, y if value.type.rank == 2 else e.reshape(y, node.result.type.shape))
 
 
 @lowers("embedding")

@@ -8,6 +8,8 @@ layers whose scales are exact in 16 bits, and leaves a float32 factor for the pr
 - `int8_block` made from NVFP4: signed codes (twice E2M1), half the block scales in 16 bits; the
   global scale is left.
 - `fp8` per tensor or channel, `int8` per channel: elements; their own scales are left.
+- `int4`: elements and the scales of groups as they are, float32: no 16-bit type holds the product,
+  so it is in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from edgecc.backends.stored_weights import layout_of, stored_symbol, tensor_name
 from edgecc.backends.tensorrt import forms
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Int8, Int8Block
+from edgecc.ir.encodings import FP8, NVFP4, Dense, Int4, Int8, Int8Block
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, WeightTable
 
@@ -146,6 +148,12 @@ def _node_operands(module: Module, node: Node) -> Iterator[Operand]:
             yield table_operand(module, symbol)
 
 
+def product_type(module: Module, symbol: str, dtype: DType) -> DType:
+    """The type that a linear layer multiplies in, given that of its result."""
+    encoding = module.weights[module.weights.resolve(symbol)].encoding
+    return DType.F32 if isinstance(encoding, Int4) else dtype
+
+
 def narrow(dtype: DType) -> DType:
     """The type that scales are held in: 16 bits also for products in float32."""
     return dtype if dtype in NARROW else DType.BF16
@@ -208,6 +216,20 @@ def _unit_scaled(module: Module, symbol: str, inner: DType) -> Matrix:
     )
 
 
+def _int4(module: Module, symbol: str, inner: DType) -> Matrix:
+    rows, columns = module.weights[symbol].shape
+    encoding = module.weights[symbol].encoding
+    assert isinstance(encoding, Int4)
+    if columns % 2:
+        raise refused(module, symbol)
+    groups = (rows, columns // encoding.group)
+    return Matrix(
+        f"int4, f32 scales of {encoding.group}",
+        Operand("int4", symbol, ("weight",), DType.I4, (rows, columns)),
+        Operand("stored", symbol, ("weight_scale",), DType.F32, groups),
+    )
+
+
 def _factor(symbol: str, component: str, count: int) -> Operand:
     return Operand("factor", symbol, (component,), DType.F32, (1, count))
 
@@ -224,4 +246,5 @@ _MATRICES: Mapping[str, Callable[[Module, str, DType], Matrix]] = {
     Int8Block.kind: _int8_block,
     FP8.kind: _unit_scaled,
     Int8.kind: _unit_scaled,
+    Int4.kind: _int4,
 }

@@ -32,6 +32,20 @@ def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
     return layer.get_output(0)
 
 
+def as_rows(e: Emitter, value: Value) -> Tensor:
+    """The rows of a value under each other: `[..., K]` as `[rows, K]`."""
+    *lead, width = value.type.shape
+    x = e.value(value)
+    if len(lead) == 1:
+        return x
+    total = 1
+    for dim in map(e.size, lead):
+        if not isinstance(dim, int):  # left to the reshape
+            return e.reshape(x, (dim, width))
+        total *= dim
+    return e.reshape(x, (total, width))
+
+
 def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
     layer = e.layer("concat", e.network.add_concatenation(tensors))
     layer.axis = axis

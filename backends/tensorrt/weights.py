@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor
-from edgecc.backends.tensorrt.operands import Matrix, narrow, table_operand
+from edgecc.backends.tensorrt.operands import Matrix, narrow, product_type, table_operand
 from edgecc.backends.tensorrt.operands import matrix as matrix_operands
 from edgecc.ir.types import DType
 
@@ -34,27 +34,32 @@ def table(e: Emitter, symbol: str, *, bind: bool = True) -> Tensor:
     return e.weight(symbol, operand.dtype.value, operand, bind=bind)
 
 
-def matrix(e: Emitter, symbol: str, dtype: DType) -> Product:
+def matrix(e: Emitter, symbol: str, dtype: DType, *, packed: bool = False) -> Product:
     """The matrix of a linear layer.
 
     Args:
         e: Emitter of the network.
         symbol: The weight.
         dtype: What the product is computed in.
+        packed: Whether it is a product of packed numbers, with quantized activations: then the
+            dequantize layers give its type, with no cast between.
 
     Raises:
         LegalizeError: There is no form for its encoding.
     """
     symbol = e.module.weights.resolve(symbol)
-    found: Product = e.once(("matrix", symbol, dtype), lambda: _widened(e, symbol, dtype))
+    wide = packed or product_type(e.module, symbol, DType.BF16) is DType.F32
+    inner = DType.F32 if wide else narrow(dtype)
+    found: Product = e.once(
+        ("matrix", symbol, inner, dtype), lambda: _widened(e, symbol, inner, dtype)
+    )
     return found
 
 
-def _widened(e: Emitter, symbol: str, dtype: DType) -> Product:
+def _widened(e: Emitter, symbol: str, inner: DType, dtype: DType) -> Product:
     made = matrix_operands(e.module, symbol, dtype)
-    inner = narrow(dtype)
     elements, factor = _tensor(e, symbol, made, "elements"), _tensor(e, symbol, made, "factor")
-    if made.factor is None:  # dense
+    if made.factor is None and made.scale is None:  # dense
         return e.cast(elements, dtype), None
     scale = _one(e, inner)
     if made.scale is not None:

@@ -16,6 +16,7 @@ from edgecc.backends.torch import (
     elementwise,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
     state,
@@ -34,7 +35,10 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
+    for family in (
+        *(matmul, norm, elementwise, quantization, attention, state),
+        *(shape, sampling, control, constant),
+    )
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""

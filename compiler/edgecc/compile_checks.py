@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgecc.backends.base import Progress
 from edgecc.checkpoints import checkpoints_of
 from edgecc.compile_options import CompileOptions
+from edgecc.devices import DEVICES, Device
 from edgecc.errors import InputError, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
@@ -14,6 +15,7 @@ from edgecc.ir.encodings import FP8, NVFP4
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
+from edgecc.passes.quantize_activations import QuantizeActivations
 from edgecc.text_side import check_tokenizer
 
 RUNTIME_METHODS = ("dspark",)
@@ -103,6 +105,41 @@ def check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -
             notes=_why_no_head(module, options, ctx),
             help="leave out --quantize-head: the head keeps the precision of the file",
         )
+
+
+def check_activations(
+    module: Module, device: Device, options: CompileOptions, ctx: PassContext
+) -> None:
+    """Refuse quantized activations that were asked for where nothing is quantized.
+
+    Args:
+        module: After the passes.
+        device: What it was lowered for.
+        options: What was asked for.
+        ctx: Of the passes, with their remarks.
+
+    Raises:
+        UnsupportedError: The device has no products of quantized activations.
+        UsageError: The checkpoints have no scales for them.
+    """
+    nodes = (n for g in module.graphs.values() for n in g.nodes)
+    if options.activations != "quantized" or any(n.op.name == "fake_quantize" for n in nodes):
+        return
+    if not device.native_activations:
+        able = [d.name for d in DEVICES.values() if d.native_activations]
+        raise UnsupportedError(
+            "device/activations",
+            f"--activations quantized: device {device.name} has no products of such activations",
+            notes=[f"devices that have: {', '.join(able)}"],
+            help="leave it out: activations keep the precision the device computes in",
+        )
+    remarks = [r for r in ctx.remarks if r.pass_name == QuantizeActivations.name]
+    raise UsageError(
+        "usage/no-activations-to-quantize",
+        "--activations quantized: no linear layer has a scale for activations",
+        notes=[f"{r.where}: {r.message}" for r in remarks[:3]],
+        help="W4A4 and FP8 checkpoints have input_scale tensors; --activations auto takes others",
+    )
 
 
 def _why_no_head(module: Module, options: CompileOptions, ctx: PassContext) -> list[str]:

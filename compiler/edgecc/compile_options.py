@@ -15,6 +15,8 @@ LINEAR_FORM_CHOICES = ("auto", *LinearForm)
 WEIGHTS_CHOICES = ("auto", "embed", "bind")
 QUANTIZATION_CHOICES = ("auto", "nvfp4", "fp8", "fp8-channel", "fp8-block", "int8", "int4")
 
+ACTIVATION_CHOICES = ("auto", "16bit", "quantized")
+
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
@@ -33,6 +35,9 @@ class CompileOptions:
             `auto` keeps what the files have.
         draft_quantization: The same for the draft; never inherited from the target.
         quantize_head: Round the output head as well.
+        activations: What linear layers read: `auto` quantizes it where the weights are stored with
+            calibrated scales for that and the device multiplies such numbers, see the pass
+            `quantize-activations`; `16bit` never does; `quantized` requires it.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
         draft_outputs: Keep the draft's logits and confidences as outputs.
         weights: Where engines that can hold weights have them: `embed` as constants, `bind` as
@@ -51,6 +56,7 @@ class CompileOptions:
     quantization: str = "auto"
     draft_quantization: str = "auto"
     quantize_head: bool = False
+    activations: str = "auto"
     pass_pipeline: str | None = None
     draft_outputs: bool = False
     weights: str = "auto"
@@ -64,6 +70,7 @@ class CompileOptions:
         _choice("linear_form", self.linear_form, LINEAR_FORM_CHOICES)
         _choice("quantization", self.quantization, QUANTIZATION_CHOICES)
         _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
+        _choice("activations", self.activations, ACTIVATION_CHOICES)
         self._check_quantization()
         for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
             value = getattr(self, name)
@@ -119,6 +126,12 @@ class CompileOptions:
                 "usage/contradiction",
                 "quantization is a part of the default passes, and pass_pipeline replaces those",
                 help="write the pass into the pipeline: quantize{format=nvfp4}",
+            )
+        if self.activations != "auto" and self.pass_pipeline is not None:
+            raise UsageError(
+                "usage/contradiction",
+                "activations are quantized by the default passes, and pass_pipeline replaces those",
+                help="write the pass into the pipeline, or leave it out: quantize-activations",
             )
 
 

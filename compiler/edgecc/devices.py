@@ -55,6 +55,8 @@ class Device:
         compute_type: Type of the activations. With 16 bits, `assign-precision` gives it to them,
             and dense weights have it as well.
         native_linear: Kinds of packed encodings that linear layers read as they are stored.
+        native_activations: Encodings that activations of packed linear layers can be quantized to,
+            because there are products of such numbers: see `quantize-activations`.
         library: Python package of the builder, for backends that build engines.
         compute_capabilities: GPUs an engine runs on, as 10 * major + minor.
     """
@@ -72,6 +74,7 @@ class Device:
     source: str
     compute_type: str = "f32"
     native_linear: frozenset[str] = frozenset({"int8_block"})
+    native_activations: frozenset[str] = frozenset()
     library: str = ""
     compute_capabilities: tuple[int, ...] = ()
 
@@ -104,6 +107,7 @@ def _gpu(
     native: tuple[str, ...],
     source: str,
     *,
+    activations: tuple[str, ...] = (),
     library: str = _RTX,
     capabilities: tuple[int, ...] = (),
 ) -> Device:
@@ -114,6 +118,7 @@ def _gpu(
         description: For people.
         native: Packed encodings its linear layers read, block-scaled INT8 among them everywhere.
         source: Where the knowledge comes from.
+        activations: Encodings of activations that it multiplies by such weights.
         library: The builder's package.
         capabilities: If there are several; the one in the name else.
     """
@@ -122,7 +127,9 @@ def _gpu(
         description=description,
         backend="tensorrt",
         dialect=None,
-        ops=_COMMON_OPS | {"cache_update", "attention"},
+        ops=_COMMON_OPS
+        | {"cache_update", "attention"}
+        | ({"fake_quantize"} if activations else frozenset()),
         float_types=frozenset({"f32", "bf16", "f16"}),
         linear_form=LinearForm.INT8_BLOCK,
         fused_attention=False,
@@ -131,11 +138,14 @@ def _gpu(
         source=source,
         compute_type="bf16",
         native_linear=frozenset({"int8_block", *native}),
+        native_activations=frozenset(activations),
         library=library,
         compute_capabilities=capabilities or (int(name.removeprefix("sm")),),
     )
 
 
+_FP8 = ("fp8<tensor>",)
+_FP4 = ("nvfp4<block=16>", *_FP8)
 _BUILT = "built with TensorRT-RTX 1.7.1, not executed; see docs/adr/0011-tensorrt-lowering.md"
 _DOCUMENTED = "NVIDIA's documentation of TensorRT 10.15 and 11, neither built nor executed"
 
@@ -168,21 +178,38 @@ DEVICES: Mapping[str, Device] = {
             min_rows=2,
             source="ONNX operator specification, opset 24",
         ),
-        _gpu("sm86", "GeForce RTX 30, RTX A series", ("int8",), _BUILT),
-        _gpu("sm89", "GeForce RTX 40, RTX Ada", ("int8", "fp8"), _BUILT),
-        _gpu("sm120", "GeForce RTX 50, RTX PRO Blackwell", ("int8", "fp8", "nvfp4"), _BUILT),
-        _gpu("sm121", "DGX Spark (GB10)", ("int8", "fp8", "nvfp4"), _BUILT),
+        _gpu("sm86", "GeForce RTX 30, RTX A series", ("int8", "int4"), _BUILT),
+        _gpu("sm89", "GeForce RTX 40, RTX Ada", ("int8", "int4", "fp8"), _BUILT, activations=_FP8),
+        _gpu(
+            "sm120",
+            "GeForce RTX 50, RTX PRO Blackwell",
+            ("int8", "int4", "fp8", "nvfp4"),
+            _BUILT,
+            activations=_FP4,
+        ),
+        _gpu(
+            "sm121", "DGX Spark (GB10)", ("int8", "int4", "fp8", "nvfp4"), _BUILT, activations=_FP4
+        ),
         _gpu(
             "rtx",
             "GeForce RTX 30, 40 and 50: one engine, with what all of them have",
-            ("int8",),
+            ("int8", "int4"),
             _BUILT,
             capabilities=(86, 89, 120),
         ),
         _gpu("sm87", "Jetson Orin", ("int8",), _DOCUMENTED, library=_FULL),
-        _gpu("sm90", "H100, H200", ("int8", "fp8"), _DOCUMENTED, library=_FULL),
-        _gpu("sm100", "B200", ("int8", "fp8", "nvfp4"), _DOCUMENTED, library=_FULL),
-        _gpu("sm110", "Jetson Thor", ("int8", "fp8", "nvfp4"), _DOCUMENTED, library=_FULL),
+        _gpu("sm90", "H100, H200", ("int8", "fp8"), _DOCUMENTED, activations=_FP8, library=_FULL),
+        *(
+            _gpu(
+                name,
+                description,
+                ("int8", "fp8", "nvfp4"),
+                _DOCUMENTED,
+                activations=_FP4,
+                library=_FULL,
+            )
+            for name, description in (("sm100", "B200"), ("sm110", "Jetson Thor"))
+        ),
     )
 }
 """Every device by name."""

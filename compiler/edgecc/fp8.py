@@ -56,6 +56,24 @@ def quantize(
     return rounded
 
 
+def fake_quantize(
+    values: NDArray[np.floating[Any]], scale: np.floating[Any]
+) -> NDArray[np.floating[Any]]:
+    """Values rounded to E4M3 with a static scale, saturating, and widened: `e4m3(x / s) * s`.
+
+    Args:
+        values: Float32 or float64, any shape; the quotient and the product are in this type.
+        scale: Of the same type: `input_scale` of ModelOpt.
+
+    Returns:
+        The same shape and type, never -0.
+    """
+    with np.errstate(invalid="ignore"):  # NaN goes through
+        codes = np.clip(values / scale, -E4M3_MAX, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
+    wide: NDArray[Any] = codes.astype(values.dtype) * scale + 0
+    return wide
+
+
 def block_scales(values: NDArray[np.float32], block: tuple[int, int]) -> NDArray[np.float32]:
     """Scales `[cdiv(N, R), cdiv(K, C)]` of blocks of R x C, from each block's largest magnitude."""
     rows, columns = values.shape

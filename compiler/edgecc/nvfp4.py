@@ -108,12 +108,41 @@ def quantize(
         Packed codes u8 `[N, K/2]` and scales f8e4m3 `[N, K/block]`.
     """
     rows, columns = values.shape
-    blocked = values.reshape(rows, columns // block, block)
-    largest = np.max(np.abs(blocked), axis=2)
+    stored, rounded = _round(values.reshape(rows, columns // block, block), global_scale)
+    codes = rounded.view(np.uint8).reshape(rows, columns)
+    codes[values == 0] = 0  # ModelOpt takes the sign from `value < 0`: minus zero has none
+    return np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8), stored[..., 0]
+
+
+def fake_quantize(
+    values: NDArray[np.floating[Any]], global_scale: np.floating[Any], block: int = 16
+) -> NDArray[np.floating[Any]]:
+    """Values rounded as `quantize` does and widened again: `e2m1(code) * (scale * global)`.
+
+    Args:
+        values: Float32 or float64 `[..., K]`, K a multiple of the block; quotients and products
+            are in this type.
+        global_scale: Of the same type: `input_scale` of ModelOpt.
+        block: Columns of a block.
+
+    Returns:
+        `[..., K]` of the same type, never -0.
+    """
+    blocked = values.reshape(*values.shape[:-1], values.shape[-1] // block, block)
+    with np.errstate(invalid="ignore"):  # NaN goes through
+        stored, codes = _round(blocked, global_scale)
+        factors = stored.astype(values.dtype) * global_scale
+        wide: NDArray[Any] = codes.astype(values.dtype) * factors + 0
+    return wide.reshape(values.shape)
+
+
+def _round(
+    blocked: NDArray[np.floating[Any]], global_scale: np.floating[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Scale f8e4m3 `[..., 1]` and codes f4e2m1 `[..., block]` of each block, the last axis."""
+    largest = np.max(np.abs(blocked), axis=-1, keepdims=True)
     scale = largest / (E2M1_MAX * global_scale)
     scale[largest == 0] = _ONE
     stored = np.clip(scale, _E4M3_MIN, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
-    scaled = blocked / block_scales(stored, global_scale)[:, :, None]
-    codes = scaled.astype(ml_dtypes.float4_e2m1fn).view(np.uint8).reshape(rows, columns)
-    codes[values == 0] = 0  # ModelOpt takes the sign from `value < 0`: minus zero has none
-    return np.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, dtype=np.uint8), stored
+    factors = stored.astype(blocked.dtype) * global_scale
+    return stored, (blocked / factors).astype(ml_dtypes.float4_e2m1fn)

@@ -303,6 +303,8 @@ def test_number_of_inputs(recipe, count):
         made = dense(np.arange(3))
     if recipe == "add_one":
         made = dense(np.ones((2, 8)))
+    if recipe == "input_scale":
+        made = replace(made, encoding=NVFP4(4, input_scale=True))
     params = {
         "rope_table": {"part": "cos", "length": 2, "theta": 1e4, "dim": 2},
         "quantize": {"encoding": "fp8<tensor>"},

@@ -14,7 +14,7 @@ from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.compile_options import QUANTIZATION_CHOICES, WEIGHTS_CHOICES
+from edgecc.compile_options import ACTIVATION_CHOICES, QUANTIZATION_CHOICES, WEIGHTS_CHOICES
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -105,6 +105,14 @@ VLLM_KEYS = (
 )
 @click.option("--quantize-head", is_flag=True, help="Round the output head as well.")
 @click.option(
+    "--activations",
+    type=click.Choice(ACTIVATION_CHOICES),
+    default="auto",
+    show_default=True,
+    help="What linear layers read; auto quantizes it as the checkpoint was calibrated (W4A4, FP8), "
+    "where the device can.",
+)
+@click.option(
     "--lm-head",
     type=click.Choice(["auto", "share", "own", "copy"]),
     default="auto",
@@ -181,6 +189,7 @@ def command(console: Console, **flags: Any) -> int:
         quantization=flags["quantization"],
         draft_quantization=draft_quantization,
         quantize_head=flags["quantize_head"],
+        activations=flags["activations"],
         pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )

@@ -194,6 +194,33 @@ class Int8Codes(Recipe):
         return {"weight": codes, "weight_scale": scale}
 
 
+class InputScale(Recipe):
+    """The calibrated activation scale that is stored with a packed weight: f32 `[]`."""
+
+    name = "input_scale"
+    sources = 0
+
+    def result(
+        self, inputs: Sequence[Weight], params: Mapping[str, Param]
+    ) -> tuple[IntShape, Encoding]:
+        """A scalar, dense f32.
+
+        Raises:
+            ValueError: The encoding has no such scale.
+        """
+        encoding = inputs[0].encoding
+        if self.name not in encoding.components(inputs[0].shape):
+            raise ValueError(f"{encoding} has no input_scale")
+        return (), Dense(DType.F32)
+
+    def rows(
+        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
+    ) -> Parts:
+        """The scalar, widened from 16 bits where it is stored in them."""
+        parts = table.read(source.inputs[0], 0, 1)
+        return {"weight": np.asarray(parts[self.name].astype(np.float32))}
+
+
 class AddOne(Recipe):
     """`1 + w` of a dense floating-point weight, float32.
 
@@ -360,6 +387,7 @@ RECIPES: Mapping[str, Recipe] = {
         AddOne(),
         ConcatRows(),
         Dequantize(),
+        InputScale(),
         Int8Codes(),
         Narrow(),
         OffsetsToIds(),

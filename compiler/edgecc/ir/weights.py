@@ -367,7 +367,8 @@ class WeightTable(Mapping[str, Weight]):
 
         weight = self._weights[self.resolve(symbol)]
         if isinstance(weight.source, Derived) and weight.source.inputs:
-            inputs = weight.source.inputs[: RECIPES[weight.source.recipe].sources]
+            given = weight.source.inputs
+            inputs = given[: RECIPES[weight.source.recipe].sources] or given
             return f"{weight.source.recipe} of " + ", ".join(map(self.origin, inputs))
         return str(weight.source)
 

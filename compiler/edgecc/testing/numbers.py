@@ -6,6 +6,7 @@ import numpy as np
 
 from edgecc.ir.core import Module, Node, Value
 from edgecc.ir.encodings import Array
+from edgecc.ir.ops import Trait
 
 _COUNTING = ("position_ids", "advance")
 """Ops that read a float operand for its shape alone."""
@@ -55,7 +56,8 @@ def _outside(found: Array, expected: Array, tolerance: float) -> Array:
 def chosen_outputs(module: Module) -> set[str]:
     """Outputs of entries, as `graph.output`, that depend on an integer chosen by comparing floats.
 
-    The smallest difference of those floats may give another integer.
+    The smallest difference of those floats may give another integer; and so it is with floats that
+    are rounded to few values.
     """
     return {
         f"{graph.name}.{output.name}"
@@ -82,7 +84,7 @@ def _chooses(module: Module, node: Node) -> bool:
     if node.op.name == "call":
         callee = module.graphs[node.attrs.callee]  # type: ignore[attr-defined]
         return any(_chooses(module, inner) for inner in callee.nodes)
-    return (
+    return Trait.STEPWISE in node.op.traits or (
         node.op.name not in _COUNTING
         and any(not r.type.dtype.is_float for r in node.results)
         and any(o.type.dtype.is_float for o in node.operands)

@@ -16,6 +16,7 @@ from edgecc.ir.ops import (
     get_op,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
     state,
@@ -59,7 +60,7 @@ def encodings(*dims: int) -> st.SearchStrategy[Encoding]:
 THEMES: tuple[frozenset[str], ...] = tuple(
     frozenset(op.name for family in families for op in family.OPS)
     for families in (
-        (elementwise, norm, matmul),
+        (elementwise, norm, matmul, quantization),
         (attention, matmul, shape),
         (state, norm, matmul),
         (shape, elementwise),

@@ -121,6 +121,19 @@ def test_the_8_bit_form_of_nvfp4_loses_nothing() -> None:
         np.testing.assert_array_equal(product.astype(BF16).astype(np.float64), exact)
 
 
+def test_4_bit_integers_lie_two_columns_a_byte() -> None:
+    parts = stored(2, "int4", 12, 48)
+    packed = whole("int4", {"weight": parts["weight"]}, "i4")
+    assert packed.shape == (12, 24)
+    assert forms.shape_of("int4", {"weight": parts["weight"]}, "i4") == (12, 48)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(12, 48).astype(int)
+    np.testing.assert_array_equal((nibbles ^ 8) - 8, int4(parts["weight"]))
+    with pytest.raises(ValueError, match="3 columns cannot lie two a byte"):
+        forms.shape_of("int4", {"weight": parts["weight"][:, :3]}, "i4")
+    with pytest.raises(ValueError, match="stored in another order"):
+        forms.shape_of("stored", {"weight": parts["weight"]}, "i4")
+
+
 def test_factors() -> None:
     scale = np.arange(5, dtype=np.float32)
     assert whole("factor", {"weight_scale_2": np.array(3, np.float32)}, "f32").shape == (1, 1)

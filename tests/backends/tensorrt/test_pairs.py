@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import edgecc
+from edgecc.activation_check import QUANTIZED_TOLERANCE, relative_rms
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
 from edgecc.devices import DEVICES, get_device
 from edgecc.driver import lift
@@ -20,6 +21,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
 from helpers.goldens import PAIRS
+from helpers.trt_network import products
 
 torch = pytest.importorskip("torch")
 
@@ -27,9 +29,9 @@ GPUS = [name for name, device in DEVICES.items() if device.library]
 BUILT = ("sm86", "sm89", "sm120")
 
 
-def lowered(target: Path, draft: Path | None, device: str):
+def lowered(target: Path, draft: Path | None, device: str, activations: str = "auto"):
     record = get_device(device)
-    manager = PassManager(default_pipeline(record))
+    manager = PassManager(default_pipeline(record, activations=activations))
     module = lift(target, draft)
     manager.run(module, PassContext(record))
     return module, manager
@@ -59,7 +61,7 @@ def test_caches_and_everything_but_scores_has_16_bits(pair):
         assert {i.value.type.dtype.value for i in graph.by_role(Role.KV_CACHE)} <= {"bf16"}
     (logits,) = module.graphs["target"].outputs_by_role(Role.LOGITS)
     assert logits.value.type.dtype.value == "f32"
-    (head,) = module.graphs["lm_head"].nodes
+    *_, head = module.graphs["lm_head"].nodes
     assert head.result.type.dtype.value == "f32"
 
 
@@ -79,14 +81,17 @@ def test_profiles_of_a_pair(pair):
     assert profiles(module, tail, fixed_sizes(module, tail)) == []
 
 
-@pytest.mark.parametrize("device", ["sm86", "sm120"])
-def test_the_lowered_pair_matches_the_goldens_and_the_second_oracle(pair, device):
+@pytest.mark.parametrize(
+    ("device", "activations"), [("sm86", "auto"), ("sm120", "16bit"), ("sm120", "auto")]
+)
+def test_the_lowered_pair_matches_the_goldens_and_the_second_oracle(pair, device, activations):
     """In its own 16-bit types, by the interpreter and by PyTorch."""
     from edgecc.backends.torch import TorchExecutor
 
-    module, manager = lowered(*pair, device)
+    module, manager = lowered(*pair, device, activations)
     golden = golden_rows(lift(*pair), manager.passes)
-    assert all(c.passed for c in check_lowered(module, golden))
+    checks = check_lowered(module, golden)
+    assert all(c.passed for c in checks)
     from safetensors.numpy import load
 
     want = load(golden)
@@ -98,12 +103,15 @@ def test_the_lowered_pair_matches_the_goldens_and_the_second_oracle(pair, device
     }
     rows = {"cache_length": np.zeros(1, np.int64), "logit_rows": np.array([ids.shape[1] - 1])}
     found = TorchExecutor(module).run("target", {"token_ids": ids, **rows, **caches})
-    error = np.abs(found["logits"][0] - want["logits"]).max() / np.abs(want["logits"]).max()
-    assert error < 0.05
+    if "activation scales" in {c.name for c in checks}:  # chaotic: see docs/adr/0013
+        assert relative_rms(found["logits"][0], want["logits"]) < QUANTIZED_TOLERANCE
+    else:
+        error = np.abs(found["logits"][0] - want["logits"]).max() / np.abs(want["logits"]).max()
+        assert error < 0.05
 
 
 def test_a_wrong_lowered_graph_is_not_built(pair):
-    module, manager = lowered(*pair, "sm120")
+    module, manager = lowered(*pair, "sm120", "16bit")
     golden = golden_rows(lift(*pair), manager.passes)
     (head,) = module.graphs["lm_head"].nodes
     swapped = module.weights[module.weights.resolve(head.weights[0])]
@@ -131,7 +139,7 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     bundle = json.loads((tmp_path / "a" / "bundle.json").read_text())
     engines = bundle["artifacts"][device]["engines"]
     assert set(engines) == {"lm_head", "target.body", "draft.body", "draft.tail"}
-    assert len(first.checks) == 3
+    assert len(first.checks) == (7 if device == "sm120" else 3)
     head = engines["lm_head"]
     assert [s["role"] for s in bundle["shared"]] == ["embed_tokens", "lm_head"]
     assert [e["bound_bytes"] > 0 for e in engines.values()] == [
@@ -140,7 +148,11 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     assert bundle["files"]["weights/weights.safetensors"]["bytes"] < 1.01 * (4096 * 256 * 2)
     assert (tmp_path / "a" / head["file"]).stat().st_size == head["bytes"]
     if device == "sm120":
-        assert {w["precision"] for w in head["weights"].values()} == {"nvfp4"}
+        assert {w["precision"] for w in head["weights"].values()} == {"nvfp4", "f32"}
+        for name, count in (("lm_head", 1), ("target.body", 32)):
+            found = products((tmp_path / "a" / engines[name]["file"]).read_bytes())
+            assert set(found) == {("fp4_e2m1", "fp4_e2m1", "float")}
+            assert len(found) == count * len(engines[name]["profiles"])
     caches = [p for p in engines["target.body"]["outputs"] if p["alias"]]
     assert len(caches) == 16
     assert f"{device}/lm_head" in inspect_path(tmp_path / "a")["engines"]

@@ -19,6 +19,7 @@ from edgecc.ir.ops import OPS
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
@@ -106,6 +107,12 @@ def rms_norm(rng: np.random.Generator, n: Sizes) -> Case:
 def add_rms_norm(rng: np.random.Generator, n: Sizes) -> Case:
     operands, weight = [values(rng, n.b, n.s, 5) for _ in range(2)], dense(values(rng, 5))
     return plain(*operands, weights=[weight], attrs=AddRmsNormAttributes(1e-5))
+
+
+def fake_quantize(rng: np.random.Generator, n: Sizes) -> Case:
+    encoding, scale = "nvfp4<block=4>" if n.causal else "fp8<tensor>", rng.uniform(0.01, 0.1)
+    x = values(rng, n.b, n.s, 4 * n.group)
+    return plain(x, weights=[dense(scale)], attrs=FakeQuantizeAttributes(encoding))
 
 
 def tables(rng: np.random.Generator):
@@ -205,6 +212,7 @@ RANDOM: Mapping[str, Make] = {
     "lookup": lookup,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
+    "fake_quantize": fake_quantize,
     "rope": rope,
     "cache_update": cache_update,
     "attention": attention,

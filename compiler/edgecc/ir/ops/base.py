@@ -34,6 +34,8 @@ class Trait(Flag):
     ELEMENTWISE = auto()
     ROWWISE = auto()
     """Works on the last axis only: rows can be reordered, taken or joined before or after."""
+    STEPWISE = auto()
+    """Rounds to few values: the smallest change of an operand can change the result by a step."""
 
 
 @dataclass(frozen=True, slots=True)

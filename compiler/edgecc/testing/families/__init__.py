@@ -7,6 +7,7 @@ from edgecc.testing.families import (
     elementwise,
     matmul,
     norm,
+    quantization,
     sampling,
     shape,
     state,
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = tuple(
         state,
         constant,
         control,
+        quantization,
     )
     for rule in family.RULES
 )
