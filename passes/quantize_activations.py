@@ -72,11 +72,11 @@ class QuantizeActivations(Pass[QuantizeActivationsOptions]):
         serves q, k and v; before `lower-encodings`, which replaces what the device does not read.
 
     Exactness
-        Rounds, by the formulas of NVIDIA ModelOpt: nearest value, ties to even. Speculative decoding
-        stays lossless towards the rounded target, because that verifies; what the rounding costs
-        has to be measured. It makes more of last bits than 16-bit activations do: kernels should
-        give a row the same bits however many rows they compute. The tolerance is 0.5 of the
-        largest result.
+        Rounds, by the formulas of NVIDIA ModelOpt: nearest value, ties to even. Speculation stays
+        lossless towards the rounded target, because that verifies; what the rounding costs has to
+        be measured. It makes more of last bits than 16-bit activations do: kernels should give a
+        row the same bits however many rows they compute. The tolerance is 0.5 of the largest
+        result.
 
     Limits
         Calibrated scales only: weights without `input_scale` keep 16-bit activations, and so do FP8
