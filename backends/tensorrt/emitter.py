@@ -133,6 +133,15 @@ class Emitter:
         """A dimension with the symbols replaced that have one size in all calls."""
         return dim if isinstance(dim, int) else dim.substitute(self.sizes)
 
+    def largest(self, dim: Dim) -> int:
+        """The largest size of a dimension in any call."""
+        size = self.size(dim)
+        if isinstance(size, int):
+            return size
+        ranges = self.module.symbols
+        ends = ((ranges[s].high if c > 0 else ranges[s].low) * c for s, c in size.terms)
+        return sum(ends) + size.constant
+
     def value(self, value: Value) -> Tensor:
         """The tensor of an IR value."""
         return self._values[value]
@@ -202,6 +211,24 @@ class Emitter:
     def unary(self, op: str, x: Tensor) -> Tensor:
         """A unary layer: SQRT, RECIP ..."""
         return self.out(op.lower(), self.network.add_unary(x, getattr(self.trt.UnaryOperation, op)))
+
+    def activation(self, kind: str, x: Tensor) -> Tensor:
+        """An activation layer: SIGMOID ..."""
+        layer = self.network.add_activation(x, getattr(self.trt.ActivationType, kind))
+        return self.out(kind.lower(), layer)
+
+    def reduce(self, op: str, x: Tensor, axis: int) -> Tensor:
+        """A reduction over one axis, which stays as one of size 1: SUM, AVG ..."""
+        kind = getattr(self.trt.ReduceOperation, op)
+        return self.out(f"reduce {op.lower()}", self.network.add_reduce(x, kind, 1 << axis, True))
+
+    def matmul(
+        self, a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor:
+        """Products of the matrices in the last two axes; axes of size 1 before them broadcast."""
+        kinds = self.trt.MatrixOperation
+        left, right = (kinds.TRANSPOSE if t else kinds.NONE for t in (transpose_a, transpose_b))
+        return self.out("matmul", self.network.add_matrix_multiply(a, left, b, right))
 
     def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
         """Axes in another order."""

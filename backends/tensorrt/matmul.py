@@ -25,8 +25,7 @@ def linear(e: Emitter, node: Node) -> None:
     if flat:
         x = e.reshape(x, (_product(e, lead), width))
     weight, factor = matrix(e, node.weights[0], dtype)
-    keep, turn = e.trt.MatrixOperation.NONE, e.trt.MatrixOperation.TRANSPOSE
-    y = e.out("matmul", e.network.add_matrix_multiply(x, keep, weight, turn))
+    y = e.matmul(x, weight, transpose_b=True)
     if factor is not None:
         y = e.binary("PROD", e.cast(y, DType.F32), factor)
     if len(node.weights) > 1:

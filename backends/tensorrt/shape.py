@@ -28,11 +28,12 @@ def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
     if -1 in sizes:
         length = e.constant(np.array([stop - start], dtype=np.int64))
         wanted = [length if a == axis else e.run_size(value, a) for a in range(rank)]
-        layer.set_input(2, _join(e, wanted, 0))
+        layer.set_input(2, join(e, wanted, 0))
     return layer.get_output(0)
 
 
-def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
+def join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
+    """The tensors one after the other along an axis."""
     layer = e.layer("concat", e.network.add_concatenation(tensors))
     layer.axis = axis
     return layer.get_output(0)
@@ -41,7 +42,7 @@ def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
 @lowers("concat")
 def concat(e: Emitter, node: Node) -> None:
     """A concatenation layer."""
-    e.result(node, _join(e, e.operands(node), _axis(node)))
+    e.result(node, join(e, e.operands(node), _axis(node)))
 
 
 @lowers("split")
@@ -68,7 +69,7 @@ def tail(e: Emitter, node: Node) -> None:
     x, like = node.operands
     axis, rank = _axis(node), x.type.rank
     wanted = [e.run_size(like if a == axis else x, a) for a in range(rank)]
-    sizes = _join(e, wanted, 0)
+    sizes = join(e, wanted, 0)
     starts = e.binary("SUB", e.shape_of(x), sizes)
     layer = e.layer("tail", e.network.add_slice(e.value(x), (0,) * rank, (0,) * rank, (1,) * rank))
     layer.set_input(1, starts)
@@ -105,7 +106,7 @@ def pad(e: Emitter, node: Node) -> None:
         e.result(node, e.value(x))
         return
     fill = e.constant(np.full(sizes, attrs.value, dtype=x.type.dtype.numpy))
-    e.result(node, _join(e, [e.value(x), fill], attrs.axis))
+    e.result(node, join(e, [e.value(x), fill], attrs.axis))
 
 
 @lowers("unsqueeze")

@@ -91,8 +91,8 @@ _COMMON_OPS = frozenset(
     )
 )
 
-EVALUATED_ONLY = frozenset(("causal_conv1d", "gated_delta_net"))
-"""IR ops that no device runs yet: graphs with them can be lifted, transformed and evaluated."""
+_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net"))
+"""Layers with a state."""
 
 _RTX = "tensorrt_rtx"
 _FULL = "tensorrt"
@@ -122,7 +122,7 @@ def _gpu(
         description=description,
         backend="tensorrt",
         dialect=None,
-        ops=_COMMON_OPS | {"cache_update", "attention"},
+        ops=_COMMON_OPS | _RECURRENT_OPS | {"cache_update", "attention"},
         float_types=frozenset({"f32", "bf16", "f16"}),
         linear_form=LinearForm.INT8_BLOCK,
         fused_attention=False,
