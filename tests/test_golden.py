@@ -18,6 +18,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from helpers.byte_tokenizer import NUM_TOKENS
 from helpers.checkpoints import Tensors, edit_tensors, write_draft, write_target
+from helpers.eagle3 import DRAFT_IDS, Eagle3Draft, write_eagle3
 from helpers.hybrid import write_hybrid_target
 from helpers.hybrid_reference import HybridTarget
 from helpers.reference import Draft, Target
@@ -58,6 +59,18 @@ def test_states_start_at_zero(tmp_path: Path) -> None:
     anchor = int(golden["anchor"][0])
     assert anchor == int(expected.logits[-1].argmax())
     assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
+    following = model.run([*ids, anchor]).logits[-1:]  # from caches and states of the prompt
+    assert np.allclose(golden["next_logits"], following, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_of_an_eagle3_draft(target: Path, tmp_path: Path) -> None:
+    draft = write_eagle3(tmp_path / "d", hidden=64, taps=2, target_layer_ids=[0, 1])
+    golden = load(make_golden(lifted(target, draft)))
+    ids, anchor, model = golden["token_ids"].tolist(), int(golden["anchor"][0]), Target(target)
+    reference = Eagle3Draft(draft, model, DRAFT_IDS, NUM_TOKENS)
+    steps = len(golden["proposals"])
+    expected = reference.run(golden["hidden_tap"], [*ids[1:], anchor], steps)
+    assert golden["proposals"].tolist() == expected.tokens
 
 
 @pytest.mark.parametrize("rows", [1, 2, PROMPT_ROWS, 9])
@@ -76,11 +89,13 @@ def test_rows_equal_an_independent_reference(target: Path, draft: Path, rows: in
     assert golden["anchor"].tolist() == [anchor]
     reference = Draft(draft, model, block_size=4, mask_token_id=287, num_tokens=NUM_TOKENS)
     assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
+    following = model.run([*ids, anchor]).logits[-1:]
+    assert np.allclose(golden["next_logits"], following, rtol=1e-4, atol=1e-4)
 
 
 def test_a_target_alone_has_no_draft_rows(target: Path) -> None:
     golden = load(make_golden(lifted(target)))
-    assert golden.keys() == {"token_ids", "logits"}
+    assert golden.keys() == {"token_ids", "logits", "anchor", "next_logits"}
     assert golden["logits"].shape == (1, 288)
     assert golden["logits"].dtype == np.float32
 

@@ -66,6 +66,8 @@ class Session:
         """
         config = self.builder.create_builder_config()
         self._target(config)
+        if emitter.exact_float32:
+            config.clear_flag(self.trt.BuilderFlag.TF32)
         for profile in profiles:
             made = self.builder.create_optimization_profile()
             for name, shapes in profile.shapes.items():

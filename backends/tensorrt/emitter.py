@@ -64,6 +64,7 @@ class Emitter:
         arrays: What the network points to: must live until the engine is built.
         nodes: IR node by layer name, for messages.
         forms: How each weight was stored, by symbol.
+        exact_float32: Whether float32 products must not round their factors to TF32.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Emitter:
         self.arrays: list[Array] = []
         self.nodes: dict[str, Node] = {}
         self.forms: dict[str, tuple[str, int]] = {}
+        self.exact_float32 = False
         self._values: dict[Value, Tensor] = {}
         self._memo: dict[object, Tensor] = {}
         self._names = value_names(graph)
@@ -257,20 +259,26 @@ class Emitter:
 
     def shape_of(self, value: Value) -> Tensor:
         """The shape at run time, i64 `[rank]`."""
-        return self.once(
-            ("shape", value), lambda: self.out("shape", self.network.add_shape(self.value(value)))
-        )
+        return self._shape(self.value(value))
 
     def run_size(self, value: Value, axis: int) -> Tensor:
         """The size of an axis, i64 `[1]`, constant where it is known."""
-        dim = self.size(value.type.shape[axis])
-        if isinstance(dim, int):
-            return self.constant(np.array([dim], dtype=np.int64))
+        return self.size_of(value.type.shape[axis], self.value(value), axis)
+
+    def size_of(self, dim: Dim, tensor: Tensor, axis: int) -> Tensor:
+        """The size of a dimension that a tensor has as an axis, i64 `[1]`."""
+        size = self.size(dim)
+        if isinstance(size, int):
+            return self.constant(np.array([size], dtype=np.int64))
+        return self.once(("size", str(size)), lambda: self._measure(tensor, axis))
+
+    def _measure(self, tensor: Tensor, axis: int) -> Tensor:
+        layer = self.network.add_slice(self._shape(tensor), (axis,), (1,), (1,))
+        return self.out("size", layer)
+
+    def _shape(self, tensor: Tensor) -> Tensor:
         return self.once(
-            ("size", str(dim)),
-            lambda: self.out(
-                "size", self.network.add_slice(self.shape_of(value), (axis,), (1,), (1,))
-            ),
+            ("shape", tensor.name), lambda: self.out("shape", self.network.add_shape(tensor))
         )
 
     def _check(self, made: Any) -> Any:

@@ -10,7 +10,7 @@ from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Node, Value, site
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
-from edgecc.ir.types import DType
+from edgecc.ir.types import Dim, DType
 
 
 def _axis(node: Node) -> int:
@@ -132,19 +132,31 @@ def position_ids(e: Emitter, node: Node) -> None:
 
 def row_numbers(e: Emitter, value: Value) -> Tensor:
     """0, 1, ... for the rows (axis 1) of a value, i64 `[s]`."""
-    dim = e.size(value.type.shape[1])
-    if isinstance(dim, int):
-        return e.constant(np.arange(dim, dtype=np.int64))
+    return count_up(e, value.type.shape[1], e.value(value), 1)
+
+
+def count_up(e: Emitter, dim: Dim, tensor: Tensor, axis: int) -> Tensor:
+    """0, 1, ... below a dimension, i64 `[size]`.
+
+    Args:
+        e: Emitter of the network.
+        dim: The dimension.
+        tensor: A tensor that has it, should its size be known at run time only.
+        axis: Which axis of the tensor it is.
+    """
+    size = e.size(dim)
+    if isinstance(size, int):
+        return e.constant(np.arange(size, dtype=np.int64))
 
     def fill() -> Tensor:
         kind = e.trt.FillOperation.LINSPACE
         layer = e.layer("rows", e.network.add_fill((0,), kind, e.type(DType.I64)))
-        layer.set_input(0, e.run_size(value, 1))
+        layer.set_input(0, e.size_of(dim, tensor, axis))
         layer.set_input(1, e.constant(np.array(0, dtype=np.int64)))
         layer.set_input(2, e.constant(np.array([1], dtype=np.int64)))
         return layer.get_output(0)
 
-    return e.once(("rows", str(dim)), fill)
+    return e.once(("rows", str(size)), fill)
 
 
 @lowers("advance")

@@ -92,6 +92,7 @@ def gated_delta_net(e: Emitter, node: Node) -> None:
     Raises:
         LegalizeError: A call may have more than `MAX_ROWS` rows.
     """
+    e.exact_float32 = True  # TF32 has as few digits as f16: states would lose small updates
     rows = _Rows.of(e, node)
     q, k, v, a, b, state = node.operands
     attrs = node.attrs

@@ -48,6 +48,7 @@ from edgecc.passes.pipeline import parse_pipeline
 from edgecc.passes.quantize import Quantize, is_head
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
 from edgecc.reproduction import KeepReproducer, Runner
+from edgecc.roles import Role
 from edgecc.text_side import check_tokenizer, copy_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -254,7 +255,7 @@ def _lower_ir(
 ) -> _Lowered:
     device = get_device(options.device)
     _check_needs_draft(options, "draft" in module.graphs)
-    _check_method(module)
+    _check_method(module, device)
     _check_head_choice(module, options)
     check_tokenizer(_checkpoints(module)["target"])
     _scan_values(module, report)
@@ -434,21 +435,32 @@ def _check_needs_draft(options: CompileOptions, draft: bool) -> None:
         )
 
 
-def _check_method(module: Module) -> None:
-    """The runtime drives the draft's method.
+def _check_method(module: Module, device: Device) -> None:
+    """The runtime drives the pair, or the decisions say that it cannot yet.
+
+    Engines for a GPU are worth having before: they are built from evaluated graphs.
 
     Raises:
-        UnsupportedError: It does not, yet.
+        UnsupportedError: It does not drive the draft's method, on a device that it runs on.
     """
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
-    if method not in (None, *RUNTIME_METHODS):
+    driven = method in (None, *RUNTIME_METHODS)
+    if device.library:
+        states = bool(module.graphs["target"].by_role(Role.STATE))
+        reasons = [*([] if driven else [f"method {method}"]), *(["recurrent states"] if states else [])]
+        if reasons:
+            module.decisions.append(
+                f"engines only: the runtime does not drive {' and '.join(reasons)} yet"
+            )
+        return
+    if not driven:
         raise UnsupportedError(
             "draft/no-runtime",
             f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
             where="draft/config.json: architectures",
-            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
-            f"{', '.join(RUNTIME_METHODS)}",
+            help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
+            f"compile for {device.name} takes drafts of method {', '.join(RUNTIME_METHODS)}",
         )
 
 
