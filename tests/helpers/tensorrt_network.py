@@ -9,11 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.tensorrt import lower  # noqa: F401 (registers the lowerings)
+from edgecc.backends.tensorrt.builder import Session
+from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.profiles import fixed_sizes
+from edgecc.devices import get_device
+from edgecc.ir import Graph, Interpreter, Module
+from edgecc.passes.base import PassContext
+from edgecc.passes.default import default_pipeline
+from edgecc.passes.manager import PassManager
+from helpers.lifted import Lifted
 
 Array: TypeAlias = NDArray[Any]
 
@@ -30,15 +43,17 @@ class NetworkEvaluator:
     """
 
     def __init__(self, library: Any, emitter: Any) -> None:
-        self.trt, self.network = library, emitter.network
-        self._producers: dict[str, tuple[Any, int]] = {}
+        self.network = emitter.network
+        self._producers: dict[str, tuple[str, Any]] = {}
         self._constants: dict[str, Array] = {}
         arrays = iter(emitter.arrays)
         for index in range(self.network.num_layers):
             layer = self.network.get_layer(index)
+            kind = layer.type.name
+            layer.__class__ = getattr(library, _CLASSES[kind])
             for number in range(layer.num_outputs):
-                self._producers[layer.get_output(number).name] = (layer, number)
-            if layer.type.name == "CONSTANT":
+                self._producers[layer.get_output(number).name] = (kind, layer)
+            if kind == "CONSTANT":
                 self._constants[layer.name] = next(arrays)
         assert next(arrays, None) is None
 
@@ -59,14 +74,14 @@ class NetworkEvaluator:
             if name in values:
                 waiting.pop()
                 continue
-            layer, _ = self._producers[name]
+            kind, layer = self._producers[name]
             operands = [layer.get_input(i) for i in range(layer.num_inputs)]
             missing = [t.name for t in operands if t is not None and t.name not in values]
             if missing:
                 waiting += missing
                 continue
             known = [None if t is None else values[t.name] for t in operands]
-            for number, result in enumerate(self._layer(layer, known)):
+            for number, result in enumerate(self._layer(kind, layer, known)):
                 tensor = layer.get_output(number)
                 stored = _stored(result, tensor.dtype.name)
                 expected = tuple(tensor.shape)
@@ -74,12 +89,8 @@ class NetworkEvaluator:
                 assert all(fits), f"{layer.name}: {stored.shape} for {expected}"
                 values[tensor.name] = stored
 
-    def _layer(self, layer: Any, x: list[Any]) -> Sequence[Array]:
-        kind = layer.type.name
-        layer.__class__ = getattr(self.trt, _CLASSES[kind])
-        if kind == "CONSTANT":
-            return [self._constant(layer)]
-        return _LAYERS[kind](layer, x)
+    def _layer(self, kind: str, layer: Any, x: list[Any]) -> Sequence[Array]:
+        return [self._constant(layer)] if kind == "CONSTANT" else _LAYERS[kind](layer, x)
 
     def _constant(self, layer: Any) -> Array:
         array, shape = self._constants[layer.name], tuple(layer.shape)
@@ -90,6 +101,63 @@ class NetworkEvaluator:
         if layer.get_output(0).dtype.name == "FP8":
             array = array.view(ml_dtypes.float8_e4m3fn)
         return array.reshape(shape)
+
+
+class NetworkInterpreter(Interpreter):
+    """Evaluates every graph without calls by the network that is made of it.
+
+    Args:
+        library: The module `tensorrt_rtx`.
+        module: Legalized for the device.
+        device: Name of the device.
+    """
+
+    def __init__(self, library: Any, module: Module, device: str) -> None:
+        super().__init__(module)
+        self._library, self._session = library, Session(library, get_device(device))
+        self._networks: dict[str, NetworkEvaluator] = {}
+
+    def network(self, graph: Graph) -> NetworkEvaluator:
+        """The network of a graph, made once."""
+        if graph.name not in self._networks:
+            sizes = fixed_sizes(self.module, graph)
+            network = self._session.network(graph.name)
+            emitter = Emitter(self._library, network, self.module, graph, sizes)
+            emitter.lower()
+            self._networks[graph.name] = NetworkEvaluator(self._library, emitter)
+        return self._networks[graph.name]
+
+    def _evaluate(self, graph: Graph, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        if list(graph.callees()):
+            return super()._evaluate(graph, inputs)
+        names = (i.name for i in graph.inputs)
+        found = self.network(graph).run(dict(zip(names, inputs, strict=True)))
+        return tuple(found[name] for name in output_names(graph))
+
+
+class NetworkPair(Lifted):
+    """A target, or a pair, lowered for a GPU and evaluated by its networks.
+
+    Args:
+        library: The module `tensorrt_rtx`.
+        device: Name of the device.
+        target: Folder of the target.
+        draft: Folder of the draft.
+        options: Fields of `LiftOptions`.
+    """
+
+    def __init__(
+        self, library: Any, device: str, target: Path, draft: Path | None, **options: Any
+    ) -> None:
+        self._library, self._device = library, device
+        super().__init__(target, draft, **options)
+
+    def prepare(self, dtype: type[np.floating[Any]]) -> Interpreter:
+        """The default pipeline, optional outputs kept."""
+        record = get_device(self._device)
+        passes = default_pipeline(record, keep_draft_logits=True)
+        PassManager(passes).run(self.module, PassContext(record))
+        return NetworkInterpreter(self._library, self.module, self._device)
 
 
 def _stored(array: Array, dtype: str) -> Array:
