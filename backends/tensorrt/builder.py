@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,23 @@ class Profile:
     shapes: Shapes
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection inside: calls into the library go here.
+
+    The library holds a lock while it calls a logger written in Python. If a collection started
+    there and found an old builder in a cycle (a kept traceback is enough), destroying that builder
+    would wait for the same lock, for ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Session:
     """One builder with its log.
 
@@ -42,7 +61,8 @@ class Session:
         self.trt = library
         self.device = device
         self.errors: list[str] = []
-        self.builder = library.Builder(_logger(library, self.errors))
+        with uncollected():
+            self.builder = library.Builder(_logger(library, self.errors))
 
     def network(self, name: str) -> Any:
         """An empty strongly typed network. The plan holds its name: it must not be a counter."""
@@ -71,7 +91,7 @@ class Session:
         self.errors.clear()
         plan = self.builder.build_serialized_network(emitter.network, config)
         if guard.stopped:
-            raise guard.stopped[0]
+            raise guard.stopped.pop()  # kept in the guard, it would be a cycle with this frame
         if plan is None:
             raise self.refusal(emitter)
         return bytes(plan)

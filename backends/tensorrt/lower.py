@@ -20,7 +20,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     shape,
     state,
 )
-from edgecc.backends.tensorrt.builder import Profile, Session
+from edgecc.backends.tensorrt.builder import Profile, Session, uncollected
 from edgecc.backends.tensorrt.emitter import Emitter
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
@@ -95,11 +95,11 @@ def build(
         LegalizeError: An op or encoding has no lowering.
     """
     sizes = fixed_sizes(module, graph)
-    network = session.network(graph.name)
-    emitter = Emitter(session.trt, network, module, graph, sizes)
-    emitter.lower()
     made = profiles(module, graph, sizes)
-    plan = session.build(emitter, made, progress)
+    with uncollected():
+        emitter = Emitter(session.trt, session.network(graph.name), module, graph, sizes)
+        emitter.lower()
+        plan = session.build(emitter, made, progress)
     forms = as_json(emitter.forms)
     return plan, {
         "inputs": [
