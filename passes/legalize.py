@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.devices import DEVICES, Device
+from edgecc.devices import Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Encoding
@@ -111,10 +111,7 @@ def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
 
 
 def _way_out(op: str) -> str:
-    if op in _DECOMPOSED_BY:
-        return f"run {_DECOMPOSED_BY[op]} first"
-    able = [name for name, device in DEVICES.items() if op in device.ops]
-    return f"choose another device: {', '.join(able)}" if able else "no device can"
+    return f"run {_DECOMPOSED_BY[op]} first" if op in _DECOMPOSED_BY else "choose another device"
 
 
 def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Diagnostic]:

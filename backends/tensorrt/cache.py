@@ -123,7 +123,7 @@ class Chain:
 
     def _rows(self, e: Emitter) -> Tensor:
         """What is written, `[b, kv_heads, rows, D]`."""
-        found = [e.once(("rows", node), lambda node=node: _rows_of(e, node)) for node in self.updates]
+        found = [_rows_of(e, node) for node in self.updates]
         if len(found) == 1:
             return found[0]
         return e.once(("rows", self.updates), lambda: join(e, found, 2))
@@ -133,8 +133,12 @@ def _rows_of(e: Emitter, node: Node) -> Tensor:
     """What one update writes."""
     cache, new, _ = node.operands
     _, heads, _, width = cache.type.shape
-    split = e.reshape(e.value(new), (*new.type.shape[:2], heads, width))
-    return e.transpose(split, (0, 2, 1, 3))
+
+    def make() -> Tensor:
+        split = e.reshape(e.value(new), (*new.type.shape[:2], heads, width))
+        return e.transpose(split, (0, 2, 1, 3))
+
+    return e.once(("rows", node), make)
 
 
 def _later_updates(node: Node) -> list[Node]:

@@ -448,7 +448,10 @@ def _check_method(module: Module, device: Device) -> None:
     driven = method in (None, *RUNTIME_METHODS)
     if device.library:
         states = bool(module.graphs["target"].by_role(Role.STATE))
-        reasons = [*([] if driven else [f"method {method}"]), *(["recurrent states"] if states else [])]
+        reasons = [
+            *([] if driven else [f"method {method}"]),
+            *(["recurrent states"] if states else []),
+        ]
         if reasons:
             module.decisions.append(
                 f"engines only: the runtime does not drive {' and '.join(reasons)} yet"

@@ -227,7 +227,7 @@ def _slice(layer: Any, x: list[Any]) -> list[Array]:
     size = tuple(x[2]) if len(x) > 2 and x[2] is not None else tuple(size)
     assert set(layer.stride) == {1}
     for first, count, whole in zip(start, size, array.shape, strict=True):
-        assert 0 <= first and first + count <= whole, f"{layer.name}: out of bounds"
+        assert 0 <= first <= whole - count, f"{layer.name}: out of bounds"
     return [array[tuple(slice(f, f + c) for f, c in zip(start, size, strict=True))]]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgecc.backends.tensorrt.builder import Session
 from edgecc.backends.tensorrt.emitter import Emitter
-from edgecc.backends.tensorrt.state import MAX_ROWS
+from edgecc.backends.tensorrt.delta_rule import MAX_ROWS
 from edgecc.devices import get_device
 from edgecc.errors import LegalizeError
 from edgecc.ir import DType, Interpreter, Module, Role, SymbolRange, sym
