@@ -257,10 +257,6 @@ class Emitter:
         layer.reshape_dims = dims
         return layer.get_output(0)
 
-    def shape_of(self, value: Value) -> Tensor:
-        """The shape at run time, i64 `[rank]`."""
-        return self._shape(self.value(value))
-
     def run_size(self, value: Value, axis: int) -> Tensor:
         """The size of an axis, i64 `[1]`, constant where it is known."""
         return self.size_of(value.type.shape[axis], self.value(value), axis)
@@ -273,10 +269,11 @@ class Emitter:
         return self.once(("size", str(size)), lambda: self._measure(tensor, axis))
 
     def _measure(self, tensor: Tensor, axis: int) -> Tensor:
-        layer = self.network.add_slice(self._shape(tensor), (axis,), (1,), (1,))
+        layer = self.network.add_slice(self.run_shape(tensor), (axis,), (1,), (1,))
         return self.out("size", layer)
 
-    def _shape(self, tensor: Tensor) -> Tensor:
+    def run_shape(self, tensor: Tensor) -> Tensor:
+        """The shape of a tensor, i64 `[rank]`."""
         return self.once(
             ("shape", tensor.name), lambda: self.out("shape", self.network.add_shape(tensor))
         )

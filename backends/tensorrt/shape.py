@@ -70,7 +70,7 @@ def tail(e: Emitter, node: Node) -> None:
     axis, rank = _axis(node), x.type.rank
     wanted = [e.run_size(like if a == axis else x, a) for a in range(rank)]
     sizes = join(e, wanted, 0)
-    starts = e.binary("SUB", e.shape_of(x), sizes)
+    starts = e.binary("SUB", e.run_shape(e.value(x)), sizes)
     layer = e.layer("tail", e.network.add_slice(e.value(x), (0,) * rank, (0,) * rank, (1,) * rank))
     layer.set_input(1, starts)
     layer.set_input(2, sizes)

@@ -11,38 +11,48 @@ from edgecc.backends.tensorrt.weights import table
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Node, Value, site
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
-from edgecc.ir.types import Dim, DType
+from edgecc.ir.types import Dim, DType, Shape
 
 
 @lowers("causal_conv1d")
 def causal_conv1d(e: Emitter, node: Node) -> None:
-    """Taps from the oldest to the newest, each times the rows it meets, added in that order."""
+    """A short convolution over the rows of a call, and the rows that the next call needs."""
     x, state = node.operands
-    taps = int(str(state.type.shape[2])) + 1
-    before = e.transpose(e.cast(e.value(state), DType.F32), (0, 2, 1))
-    window = join(e, [before, e.cast(e.value(x), DType.F32)], 1)
-    weight = e.transpose(table(e, node.weights[0]), (1, 2, 0))  # [1, taps, C]
+    rows, before = (e.cast(t, DType.F32) for t in e.operands(node))
+    window = join(e, [e.transpose(before, (0, 2, 1)), rows], 1)
+    y = convolve(e, window, rows, x.type.shape, table(e, node.weights[0]))
+    kept = e.transpose(_last_rows(e, window, x, int(str(state.type.shape[2]))), (0, 2, 1))
+    result, after = node.results
+    e.result(node, e.cast(y, result.type.dtype), e.cast(kept, after.type.dtype))
+
+
+def convolve(e: Emitter, window: Tensor, rows: Tensor, shape: Shape, weight: Tensor) -> Tensor:
+    """Taps from the oldest to the newest, each times the rows it meets, added in that order.
+
+    Args:
+        e: Emitter of the network.
+        window: The rows, with those of the state before them.
+        rows: The rows, `[b, rows, C]`.
+        shape: Their shape.
+        weight: `[C, 1, taps]`.
+    """
+    taps, width = int(weight.shape[2]), int(str(shape[2]))
+    turned = e.transpose(weight, (1, 2, 0))  # [1, taps, C]
     total = None
     for j in range(taps):
-        tap = e.out("slice", e.network.add_slice(weight, (0, j, 0), _one_row(x), (1, 1, 1)))
-        term = e.binary("PROD", _rows(e, window, x, j), tap)
+        tap = e.out("slice", e.network.add_slice(turned, (0, j, 0), (1, 1, width), (1, 1, 1)))
+        term = e.binary("PROD", _rows(e, window, rows, shape, j), tap)
         total = term if total is None else e.binary("SUM", total, term)
-    kept = e.transpose(_last_rows(e, window, x, taps - 1), (0, 2, 1))
-    result, after = node.results
-    e.result(node, e.cast(total, result.type.dtype), e.cast(kept, after.type.dtype))
+    return total
 
 
-def _one_row(x: Value) -> tuple[int, int, int]:
-    return (1, 1, int(str(x.type.shape[2])))
-
-
-def _rows(e: Emitter, window: Tensor, x: Value, start: int) -> Tensor:
-    """As many rows of the window as x has, from `start` on."""
-    sizes = e.shape(x)
-    known = tuple(max(d, 0) for d in sizes)
+def _rows(e: Emitter, window: Tensor, rows: Tensor, shape: Shape, start: int) -> Tensor:
+    """As many rows of the window as there are, from `start` on."""
+    sizes = [e.size(d) for d in shape]
+    known = tuple(d if isinstance(d, int) else 0 for d in sizes)
     layer = e.layer("rows", e.network.add_slice(window, (0, start, 0), known, (1, 1, 1)))
-    if -1 in sizes:
-        layer.set_input(2, e.shape_of(x))
+    if not all(isinstance(d, int) for d in sizes):
+        layer.set_input(2, e.run_shape(rows))
     return layer.get_output(0)
 
 
@@ -71,14 +81,14 @@ def gated_delta_net(e: Emitter, node: Node) -> None:
     assert isinstance(attrs, GatedDeltaNetAttributes)
     operands = [e.cast(x, DType.F32) for x in e.operands(node)]
     weights = [table(e, w) for w in node.weights]
-    rows = new_rows(e, node, node.operands[0].type.shape[1], operands[0])
+    rows = rows_of(e, node, node.operands[0].type.shape[1], operands[0])
     heads = heads_of(attrs, after)
     out, state = delta_rule(rows, heads, DeltaInputs(*operands, *weights))
     e.result(node, e.cast(out, result.type.dtype), e.cast(state, after.type.dtype))
 
 
-def new_rows(e: Emitter, node: Node, count: Dim, tensor: Tensor) -> Rows:
-    """The rows of a call, which axis 1 of a tensor counts.
+def rows_of(e: Emitter, node: Node, count: Dim, tensor: Tensor) -> Rows:
+    """The rows that a recurrence goes over, which are axis 1 of a tensor.
 
     Raises:
         LegalizeError: They may be more than `MAX_ROWS`.

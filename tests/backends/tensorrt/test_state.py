@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.backends.tensorrt.builder import Session
-from edgecc.backends.tensorrt.emitter import Emitter
 from edgecc.backends.tensorrt.delta_rule import MAX_ROWS
+from edgecc.backends.tensorrt.emitter import Emitter
 from edgecc.devices import get_device
 from edgecc.errors import LegalizeError
 from edgecc.ir import DType, Interpreter, Module, Role, SymbolRange, sym
