@@ -10,7 +10,7 @@ from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Node, Value, site
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
-from edgecc.ir.types import Dim, DType
+from edgecc.ir.types import Dim, DType, Shape
 
 
 def _axis(node: Node) -> int:
@@ -20,15 +20,19 @@ def _axis(node: Node) -> int:
 
 def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
     """Elements `start`..`stop` of an axis; the other axes whole, whatever their sizes."""
-    rank = value.type.rank
+    return cut_tensor(e, e.value(value), value.type.shape, axis, start, stop)
+
+
+def cut_tensor(e: Emitter, x: Tensor, shape: Shape, axis: int, start: int, stop: int) -> Tensor:
+    """`cut` of a tensor that is no IR value; `shape` is its shape."""
+    rank = len(shape)
     starts = tuple(start if a == axis else 0 for a in range(rank))
-    sizes = [stop - start if a == axis else d for a, d in enumerate(e.shape(value))]
-    known = tuple(max(d, 0) for d in sizes)
-    layer = e.layer("slice", e.network.add_slice(e.value(value), starts, known, (1,) * rank))
-    if -1 in sizes:
-        length = e.constant(np.array([stop - start], dtype=np.int64))
-        wanted = [length if a == axis else e.run_size(value, a) for a in range(rank)]
-        layer.set_input(2, join(e, wanted, 0))
+    wanted: list[Dim] = [stop - start if a == axis else e.size(d) for a, d in enumerate(shape)]
+    known = tuple(d if isinstance(d, int) else 0 for d in wanted)
+    layer = e.layer("slice", e.network.add_slice(x, starts, known, (1,) * rank))
+    if not all(isinstance(d, int) for d in wanted):
+        sizes = [e.size_of(d, x, a) for a, d in enumerate(wanted)]
+        layer.set_input(2, join(e, sizes, 0))
     return layer.get_output(0)
 
 

@@ -175,6 +175,7 @@ def _elementwise(layer: Any, x: list[Array]) -> list[Array]:
         "PROD": np.multiply,
         "DIV": np.divide,
         "MAX": np.maximum,
+        "MIN": np.minimum,
         "LESS": np.less,
         "EQUAL": np.equal,
         "AND": np.logical_and,
@@ -233,7 +234,12 @@ def _slice(layer: Any, x: list[Any]) -> list[Array]:
 
 def _gather(layer: Any, x: list[Array]) -> list[Array]:
     assert layer.mode.name == "DEFAULT"
-    return [np.take(x[0], x[1], axis=layer.axis)]
+    data, index = x
+    assert index.min(initial=0) >= 0, f"{layer.name}: out of bounds"
+    if layer.num_elementwise_dims == 0:
+        return [np.take(data, index, axis=layer.axis)]
+    assert (layer.num_elementwise_dims, layer.axis) == (1, 1)
+    return [np.stack([np.take(d, i, axis=0) for d, i in zip(data, index, strict=True)])]
 
 
 def _reduce(layer: Any, x: list[Array]) -> list[Array]:
