@@ -29,7 +29,8 @@ NARROW = frozenset(
     )
 )
 """Ops that compute in the narrow type. All others keep float32: attention and caches (scores,
-softmax and the rows of earlier calls), choices of tokens, calls, embeddings as they are read."""
+softmax and the rows of earlier calls), recurrent layers and their states, choices of tokens, calls,
+embeddings as they are read."""
 
 CACHED = ("cache_update", "attention", "cached_attention")
 """Ops over KV caches, narrowed with the caches on request."""
@@ -89,9 +90,11 @@ class AssignPrecision(Pass[AssignPrecisionOptions]):
     Options
         `dtype`: `bf16` or `f16`. `keep`: ops and modules that stay in float32. `caches`: attention
         and KV caches become narrow too; the caches are graph inputs, so this changes the types of
-        the entry, and it has to come before `outline-shared`. `scores`: with `packed`, layers with
-        dense weights give narrow scores. For engines that keep a constant as wide as it is
-        multiplied: there a float32 product doubles the bytes of 16-bit weights, not of packed ones.
+        the entry, and it has to come before `outline-shared`. States stay in float32: a state is
+        rewritten at every row, and 16 bits would lose its small updates. `scores`: with `packed`,
+        layers with dense weights give narrow scores. For engines that keep a constant as wide as it
+        is multiplied: there a float32 product doubles the bytes of 16-bit weights, not of packed
+        ones.
 
     Requires and ensures
         Nothing. After the fusions, which do not look through casts. Weights keep their encodings,

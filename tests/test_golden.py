@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,32 @@ import pytest
 from safetensors.numpy import load, save
 
 import edgecc
+from edgecc.devices import get_device
 from edgecc.errors import InputError, MismatchError
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
-from edgecc.golden import GOLDEN_FILE, PROMPT_ROWS, check_engine, make_golden
+from edgecc.golden import (
+    GOLDEN_FILE,
+    PROMPT_ROWS,
+    check_engine,
+    check_lowered,
+    golden_rows,
+    make_golden,
+)
 from edgecc.ir.core import Module
+from edgecc.ir.types import DType
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.passes.default import default_pipeline
+from edgecc.passes.manager import PassManager
+from edgecc.roles import Role
 from helpers.byte_tokenizer import NUM_TOKENS
 from helpers.checkpoints import Tensors, edit_tensors, write_draft, write_target
-from helpers.hybrid import write_hybrid_target
+from helpers.eagle3 import DRAFT_IDS, Eagle3Draft, write_eagle3
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.hybrid_reference import HybridTarget
 from helpers.reference import Draft, Target
+from helpers.weights import dense
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +73,18 @@ def test_states_start_at_zero(tmp_path: Path) -> None:
     anchor = int(golden["anchor"][0])
     assert anchor == int(expected.logits[-1].argmax())
     assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
+    following = model.run([*ids, anchor]).logits[-1:]  # from caches and states of the prompt
+    assert np.allclose(golden["next_logits"], following, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_of_an_eagle3_draft(target: Path, tmp_path: Path) -> None:
+    draft = write_eagle3(tmp_path / "d", hidden=64, taps=2, target_layer_ids=[0, 1])
+    golden = load(make_golden(lifted(target, draft)))
+    ids, anchor, model = golden["token_ids"].tolist(), int(golden["anchor"][0]), Target(target)
+    reference = Eagle3Draft(draft, model, DRAFT_IDS, NUM_TOKENS)
+    steps = len(golden["proposals"])
+    expected = reference.run(golden["hidden_tap"], [*ids[1:], anchor], steps)
+    assert golden["proposals"].tolist() == expected.tokens
 
 
 @pytest.mark.parametrize("rows", [1, 2, PROMPT_ROWS, 9])
@@ -76,11 +103,13 @@ def test_rows_equal_an_independent_reference(target: Path, draft: Path, rows: in
     assert golden["anchor"].tolist() == [anchor]
     reference = Draft(draft, model, block_size=4, mask_token_id=287, num_tokens=NUM_TOKENS)
     assert golden["proposals"].tolist() == reference.run(taps, anchor, 4).tokens
+    following = model.run([*ids, anchor]).logits[-1:]
+    assert np.allclose(golden["next_logits"], following, rtol=1e-4, atol=1e-4)
 
 
 def test_a_target_alone_has_no_draft_rows(target: Path) -> None:
     golden = load(make_golden(lifted(target)))
-    assert golden.keys() == {"token_ids", "logits"}
+    assert golden.keys() == {"token_ids", "logits", "anchor", "next_logits"}
     assert golden["logits"].shape == (1, 288)
     assert golden["logits"].dtype == np.float32
 
@@ -139,3 +168,67 @@ class TestCheckEngine:
         golden["logits"] = np.full_like(golden["logits"], np.nan)
         with pytest.raises(MismatchError):
             self.check(bundle, save(golden))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """A hybrid with a block draft, and a plain target with a chain."""
+    folder = tmp_path_factory.mktemp("lowered")
+    hybrid = write_hybrid_target(folder / "h", HybridSizes(layer_types=(LINEAR, FULL)))
+    block = write_draft(
+        folder / "hd", hidden=32, layers=1, target_layers=2, target_layer_ids=(0, 1)
+    )
+    plain = write_target(folder / "t", layers=2, quantized=False)
+    chain = write_eagle3(folder / "td", hidden=64, taps=2, target_layer_ids=[0, 1])
+    return {"hybrid": (hybrid, block), "chain": (plain, chain)}
+
+
+class TestLowered:
+    """What a builder is going to get, against the golden rows."""
+
+    @staticmethod
+    def lowered(pair: tuple[Path, Path], device: str = "sm120") -> tuple[Module, bytes]:
+        """A pair for a GPU, and its golden rows."""
+        record, options = get_device(device), LiftOptions(max_model_len=16)
+        manager = PassManager(default_pipeline(record))
+        module = lift(*pair, options)
+        manager.run(module, PassContext(record))
+        return module, golden_rows(lift(*pair, options), manager.passes)
+
+    @staticmethod
+    def failed(module: Module, golden: bytes) -> set[str]:
+        with pytest.raises(MismatchError, match="other numbers than the reference") as caught:
+            check_lowered(module, golden)
+        notes = [n for n in caught.value.diagnostics[0].notes if "FAILED" in n]
+        return {n.partition(":")[0].removeprefix("lowered ") for n in notes}
+
+    @pytest.mark.parametrize("device", ["sm86", "sm120"])
+    @pytest.mark.parametrize("name", ["hybrid", "chain"])
+    def test_right_graphs(
+        self, pairs: dict[str, tuple[Path, Path]], name: str, device: str
+    ) -> None:
+        checks = check_lowered(*self.lowered(pairs[name], device))
+        assert [c.name.removeprefix("lowered ") for c in checks] == [
+            "logits", "hidden_tap", "draft_logits", "proposals", "next_logits",
+        ]  # fmt: skip
+        assert all(c.passed for c in checks)
+
+    def test_a_state_that_is_not_updated(self, pairs: dict[str, tuple[Path, Path]]) -> None:
+        """The prompt's call does not show it, the next one does."""
+        module, golden = self.lowered(pairs["hybrid"])
+        for graph in module.graphs.values():
+            inputs = {i.name: i.value for i in graph.by_role(Role.STATE)}
+            for index, output in enumerate(graph.outputs):
+                if output.role is Role.STATE and "delta" in output.name:
+                    assert output.alias is not None
+                    graph.outputs[index] = replace(output, value=inputs[output.alias])
+        assert self.failed(module, golden) == {"next_logits"}
+
+    def test_other_ids_of_the_target(self, pairs: dict[str, tuple[Path, Path]]) -> None:
+        """The first choice is right, and means another token."""
+        module, golden = self.lowered(pairs["chain"])
+        (symbol,) = {n.weights[0] for n in module.graphs["draft"].nodes if n.op.name == "lookup"}
+        ids = module.weights.read(symbol)["weight"]
+        other = dense(np.roll(ids, 1), DType.I64)
+        module.weights.rebind(module.weights.resolve(symbol), other)
+        assert {"proposals", "draft_logits"} <= self.failed(module, golden)

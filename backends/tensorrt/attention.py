@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgecc.backends.tensorrt.cache import Chain
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.backends.tensorrt.shape import row_numbers
 from edgecc.backends.tensorrt.weights import table
@@ -33,13 +34,14 @@ def rope(e: Emitter, node: Node) -> None:
 
 @lowers("cache_update")
 def cache_update(e: Emitter, node: Node) -> None:
-    """A KV cache update layer; the runtime binds its output to the address of the cache."""
-    cache, new, start = node.operands
-    _, kv_heads, _, head_dim = cache.type.shape
-    rows = _heads(e, e.value(new), new.type.shape, int(str(kv_heads)), int(str(head_dim)))
-    index = e.once(("index", start), lambda: e.cast(e.value(start), DType.I32))
-    mode = e.trt.KVCacheMode.LINEAR
-    e.result(node, e.out("cache", e.network.add_kv_cache_update(e.value(cache), rows, index, mode)))
+    """A KV cache update layer; the runtime binds its output to the address of the cache.
+
+    An update that another one follows is left to that: see `Chain`.
+    """
+    chain = Chain.of(node.result)
+    chain.check(e)
+    if not chain.is_inner:
+        e.result(node, chain.write(e))
 
 
 @lowers("attention")
@@ -59,8 +61,8 @@ def attention(e: Emitter, node: Node) -> None:
         "attention",
         e.network.add_attention_v2(
             query,
-            e.value(k_cache),
-            e.value(v_cache),
+            Chain.of(k_cache).read(e),
+            Chain.of(v_cache).read(e),
             e.trt.AttentionNormalizationOp.SOFTMAX,
             e.trt.CausalMaskKind.NONE,
         ),
@@ -72,18 +74,17 @@ def attention(e: Emitter, node: Node) -> None:
 
 
 def _mask(e: Emitter, node: Node, *, causal: bool) -> Tensor:
-    """What is added to the scores, `[b, 1, s, capacity]`: 0 for rows a query sees, else a minimum.
+    """What is added to the scores, `[b, 1, s, keys]`: 0 for rows a query sees, else a minimum.
 
     Added, because the builder (TensorRT-RTX 1.7.1) fails where several attention layers read one
     mask of truth values that it computes: "Graph contains more than one op named".
     """
     q, k_cache, _, length = node.operands
-    capacity = int(str(k_cache.type.shape[2]))
+    chain = Chain.of(k_cache)
     batch, rows = length.type.shape[0], q.type.shape[1]
     dtype = q.type.dtype
 
     def make() -> Tensor:
-        column = e.constant(np.arange(capacity, dtype=np.int64).reshape(1, 1, 1, capacity))
         seen = e.reshape(e.value(length), (batch, 1, 1, 1))
         if causal:  # query i of s sees length - s + i + 1 rows
             later = e.reshape(_later(e, q), (1, 1, rows, 1))
@@ -91,14 +92,14 @@ def _mask(e: Emitter, node: Node, *, causal: bool) -> Tensor:
         else:  # as many rows as queries: the layer does not broadcast this axis
             zero = e.binary("SUB", row_numbers(e, q), row_numbers(e, q))
             seen = e.binary("SUM", seen, e.reshape(zero, (1, 1, rows, 1)))
-        visible = e.binary("LESS", column, seen)
+        visible = e.binary("LESS", chain.places(e), seen)
         zero, minimum = (
             e.constant(np.full((1, 1, 1, 1), value, dtype=dtype.numpy))
             for value in (0, MASKED[dtype])
         )
         return e.out("mask", e.network.add_select(visible, zero, minimum))
 
-    return e.once(("mask", length, causal, capacity, str(rows), dtype), make)
+    return e.once(("mask", length, causal, chain.key(), str(rows), dtype), make)
 
 
 def _later(e: Emitter, q: Value) -> Tensor:

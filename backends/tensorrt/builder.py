@@ -90,13 +90,7 @@ class Session:
             ResourceError: It ran out of memory.
             KeyboardInterrupt: The user interrupted; the builder has stopped.
         """
-        config = self.builder.create_builder_config()
-        self._target(config)
-        for profile in profiles:
-            made = self.builder.create_optimization_profile()
-            for name, shapes in profile.shapes.items():
-                made.set_shape(name, *shapes)
-            config.add_optimization_profile(made)
+        config = self.config(emitter, profiles)
         guard = _Guard(progress)
         monitor = _monitor(self.trt, guard)
         config.progress_monitor = monitor
@@ -107,6 +101,19 @@ class Session:
         if plan is None:
             raise self.refusal(emitter)
         return memoryview(plan)
+
+    def config(self, emitter: Emitter, profiles: Sequence[Profile]) -> Any:
+        """How the builder is to build: for which GPUs and shapes, how exactly."""
+        config = self.builder.create_builder_config()
+        self._target(config)
+        if emitter.exact_float32:
+            config.clear_flag(self.trt.BuilderFlag.TF32)
+        for profile in profiles:
+            made = self.builder.create_optimization_profile()
+            for name, shapes in profile.shapes.items():
+                made.set_shape(name, *shapes)
+            config.add_optimization_profile(made)
+        return config
 
     def refusal(self, emitter: Emitter) -> UnsupportedError | ResourceError:
         """What the log says about a network that cannot be built, for the user."""

@@ -29,7 +29,7 @@ def cast(e: Emitter, node: Node) -> None:
 def sigmoid(e: Emitter, node: Node) -> None:
     """`SIGMOID` in float32."""
     (x,) = e.operands(node)
-    e.result(node, e.cast(_sigmoid(e, e.cast(x, DType.F32)), node.result.type.dtype))
+    e.result(node, e.cast(e.activation("SIGMOID", e.cast(x, DType.F32)), node.result.type.dtype))
 
 
 @lowers("silu")
@@ -46,9 +46,5 @@ def swiglu(e: Emitter, node: Node) -> None:
     e.result(node, e.cast(e.binary("PROD", _silu(e, gate), up), node.result.type.dtype))
 
 
-def _sigmoid(e: Emitter, x: Tensor) -> Tensor:
-    return e.out("sigmoid", e.network.add_activation(x, e.trt.ActivationType.SIGMOID))
-
-
 def _silu(e: Emitter, x: Tensor) -> Tensor:
-    return e.binary("PROD", x, _sigmoid(e, x))
+    return e.binary("PROD", x, e.activation("SIGMOID", x))

@@ -83,6 +83,7 @@ class Emitter:
         nodes: IR node by layer name, for messages.
         inputs: The bound arrays that the network takes, by input name.
         weights: What each weight is in the network, by symbol.
+        exact_float32: Whether float32 products must not round their factors to TF32.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Emitter:
         self.nodes: dict[str, Node] = {}
         self.inputs: dict[str, Operand] = {}
         self.weights: dict[str, WeightUse] = {}
+        self.exact_float32 = False
         self._bound = bound
         self._parts: tuple[str, Parts] = ("", {})
         self._values: dict[Value, Tensor] = {}
@@ -160,6 +162,15 @@ class Emitter:
     def size(self, dim: Dim) -> Dim:
         """A dimension with the symbols replaced that have one size in all calls."""
         return dim if isinstance(dim, int) else dim.substitute(self.sizes)
+
+    def largest(self, dim: Dim) -> int:
+        """The largest size of a dimension in any call."""
+        size = self.size(dim)
+        if isinstance(size, int):
+            return size
+        ranges = self.module.symbols
+        ends = ((ranges[s].high if c > 0 else ranges[s].low) * c for s, c in size.terms)
+        return sum(ends) + size.constant
 
     def value(self, value: Value) -> Tensor:
         """The tensor of an IR value."""
@@ -262,6 +273,24 @@ class Emitter:
         """A unary layer: SQRT, RECIP ..."""
         return self.out(op.lower(), self.network.add_unary(x, getattr(self.trt.UnaryOperation, op)))
 
+    def activation(self, kind: str, x: Tensor) -> Tensor:
+        """An activation layer: SIGMOID ..."""
+        layer = self.network.add_activation(x, getattr(self.trt.ActivationType, kind))
+        return self.out(kind.lower(), layer)
+
+    def reduce(self, op: str, x: Tensor, axis: int) -> Tensor:
+        """A reduction over one axis, which stays as one of size 1: SUM, AVG ..."""
+        kind = getattr(self.trt.ReduceOperation, op)
+        return self.out(f"reduce {op.lower()}", self.network.add_reduce(x, kind, 1 << axis, True))
+
+    def matmul(
+        self, a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor:
+        """Products of the matrices in the last two axes; axes of size 1 before them broadcast."""
+        kinds = self.trt.MatrixOperation
+        left, right = (kinds.TRANSPOSE if t else kinds.NONE for t in (transpose_a, transpose_b))
+        return self.out("matmul", self.network.add_matrix_multiply(a, left, b, right))
+
     def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
         """Axes in another order."""
         layer = self.layer("transpose", self.network.add_shuffle(x))
@@ -287,22 +316,25 @@ class Emitter:
         layer.reshape_dims = dims
         return layer.get_output(0)
 
-    def shape_of(self, value: Value) -> Tensor:
-        """The shape at run time, i64 `[rank]`."""
-        return self.once(
-            ("shape", value), lambda: self.out("shape", self.network.add_shape(self.value(value)))
-        )
-
     def run_size(self, value: Value, axis: int) -> Tensor:
         """The size of an axis, i64 `[1]`, constant where it is known."""
-        dim = self.size(value.type.shape[axis])
-        if isinstance(dim, int):
-            return self.constant(np.array([dim], dtype=np.int64))
+        return self.size_of(value.type.shape[axis], self.value(value), axis)
+
+    def size_of(self, dim: Dim, tensor: Tensor, axis: int) -> Tensor:
+        """The size of a dimension that a tensor has as an axis, i64 `[1]`."""
+        size = self.size(dim)
+        if isinstance(size, int):
+            return self.constant(np.array([size], dtype=np.int64))
+        return self.once(("size", str(size)), lambda: self._measure(tensor, axis))
+
+    def _measure(self, tensor: Tensor, axis: int) -> Tensor:
+        layer = self.network.add_slice(self.run_shape(tensor), (axis,), (1,), (1,))
+        return self.out("size", layer)
+
+    def run_shape(self, tensor: Tensor) -> Tensor:
+        """The shape of a tensor, i64 `[rank]`."""
         return self.once(
-            ("size", str(dim)),
-            lambda: self.out(
-                "size", self.network.add_slice(self.shape_of(value), (axis,), (1,), (1,))
-            ),
+            ("shape", tensor.name), lambda: self.out("shape", self.network.add_shape(tensor))
         )
 
     def _check(self, made: Any) -> Any:

@@ -21,6 +21,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     quantization,
     sampling,
     shape,
+    state,
 )
 from edgecc.backends.tensorrt.builder import Profile, Session, uncollected
 from edgecc.backends.tensorrt.emitter import Emitter, WeightUse

@@ -24,8 +24,7 @@ def linear(e: Emitter, node: Node) -> None:
     inner = DType.F32 if packed else product_type(e.module, node.weights[0], dtype)
     x, scale = packed or (e.cast(as_rows(e, value), inner), None)
     weight, factor = matrix(e, node.weights[0], inner, packed=packed is not None)
-    keep, turn = e.trt.MatrixOperation.NONE, e.trt.MatrixOperation.TRANSPOSE
-    y = e.out("matmul", e.network.add_matrix_multiply(x, keep, weight, turn))
+    y = e.matmul(x, weight, transpose_b=True)
     for outer in (scale, factor):
         if outer is not None:
             y = e.binary("PROD", e.cast(y, DType.F32), outer)

@@ -42,8 +42,7 @@ def _normalize(e: Emitter, x: Tensor, weight: Tensor, eps: float, axis: int) -> 
     """Float32 result over the last axis, whose number is `axis`."""
     x = e.cast(x, DType.F32)
     square = e.binary("PROD", x, x)
-    average = e.trt.ReduceOperation.AVG
-    mean = e.out("mean", e.network.add_reduce(square, average, 1 << axis, True))
+    mean = e.reduce("AVG", square, axis)
     ones = (1,) * (axis + 1)
     floor = e.constant(np.full(ones, eps, dtype=np.float32))
     root = e.unary("SQRT", e.binary("SUM", mean, floor))

@@ -10,7 +10,7 @@ from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Node, Value, site
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
-from edgecc.ir.types import DType
+from edgecc.ir.types import Dim, DType, Shape
 
 
 def _axis(node: Node) -> int:
@@ -20,15 +20,19 @@ def _axis(node: Node) -> int:
 
 def cut(e: Emitter, value: Value, axis: int, start: int, stop: int) -> Tensor:
     """Elements `start`..`stop` of an axis; the other axes whole, whatever their sizes."""
-    rank = value.type.rank
+    return cut_tensor(e, e.value(value), value.type.shape, axis, start, stop)
+
+
+def cut_tensor(e: Emitter, x: Tensor, shape: Shape, axis: int, start: int, stop: int) -> Tensor:
+    """`cut` of a tensor that is no IR value; `shape` is its shape."""
+    rank = len(shape)
     starts = tuple(start if a == axis else 0 for a in range(rank))
-    sizes = [stop - start if a == axis else d for a, d in enumerate(e.shape(value))]
-    known = tuple(max(d, 0) for d in sizes)
-    layer = e.layer("slice", e.network.add_slice(e.value(value), starts, known, (1,) * rank))
-    if -1 in sizes:
-        length = e.constant(np.array([stop - start], dtype=np.int64))
-        wanted = [length if a == axis else e.run_size(value, a) for a in range(rank)]
-        layer.set_input(2, _join(e, wanted, 0))
+    wanted: list[Dim] = [stop - start if a == axis else e.size(d) for a, d in enumerate(shape)]
+    known = tuple(d if isinstance(d, int) else 0 for d in wanted)
+    layer = e.layer("slice", e.network.add_slice(x, starts, known, (1,) * rank))
+    if not all(isinstance(d, int) for d in wanted):
+        sizes = [e.size_of(d, x, a) for a, d in enumerate(wanted)]
+        layer.set_input(2, join(e, sizes, 0))
     return layer.get_output(0)
 
 
@@ -46,7 +50,8 @@ def as_rows(e: Emitter, value: Value) -> Tensor:
     return e.reshape(x, (total, width))
 
 
-def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
+def join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
+    """The tensors one after the other along an axis."""
     layer = e.layer("concat", e.network.add_concatenation(tensors))
     layer.axis = axis
     return layer.get_output(0)
@@ -55,7 +60,7 @@ def _join(e: Emitter, tensors: list[Tensor], axis: int) -> Tensor:
 @lowers("concat")
 def concat(e: Emitter, node: Node) -> None:
     """A concatenation layer."""
-    e.result(node, _join(e, e.operands(node), _axis(node)))
+    e.result(node, join(e, e.operands(node), _axis(node)))
 
 
 @lowers("split")
@@ -82,8 +87,8 @@ def tail(e: Emitter, node: Node) -> None:
     x, like = node.operands
     axis, rank = _axis(node), x.type.rank
     wanted = [e.run_size(like if a == axis else x, a) for a in range(rank)]
-    sizes = _join(e, wanted, 0)
-    starts = e.binary("SUB", e.shape_of(x), sizes)
+    sizes = join(e, wanted, 0)
+    starts = e.binary("SUB", e.run_shape(e.value(x)), sizes)
     layer = e.layer("tail", e.network.add_slice(e.value(x), (0,) * rank, (0,) * rank, (1,) * rank))
     layer.set_input(1, starts)
     layer.set_input(2, sizes)
@@ -119,7 +124,7 @@ def pad(e: Emitter, node: Node) -> None:
         e.result(node, e.value(x))
         return
     fill = e.constant(np.full(sizes, attrs.value, dtype=x.type.dtype.numpy))
-    e.result(node, _join(e, [e.value(x), fill], attrs.axis))
+    e.result(node, join(e, [e.value(x), fill], attrs.axis))
 
 
 @lowers("unsqueeze")
@@ -145,19 +150,31 @@ def position_ids(e: Emitter, node: Node) -> None:
 
 def row_numbers(e: Emitter, value: Value) -> Tensor:
     """0, 1, ... for the rows (axis 1) of a value, i64 `[s]`."""
-    dim = e.size(value.type.shape[1])
-    if isinstance(dim, int):
-        return e.constant(np.arange(dim, dtype=np.int64))
+    return count_up(e, value.type.shape[1], e.value(value), 1)
+
+
+def count_up(e: Emitter, dim: Dim, tensor: Tensor, axis: int) -> Tensor:
+    """0, 1, ... below a dimension, i64 `[size]`.
+
+    Args:
+        e: Emitter of the network.
+        dim: The dimension.
+        tensor: A tensor that has it, should its size be known at run time only.
+        axis: Which axis of the tensor it is.
+    """
+    size = e.size(dim)
+    if isinstance(size, int):
+        return e.constant(np.arange(size, dtype=np.int64))
 
     def fill() -> Tensor:
         kind = e.trt.FillOperation.LINSPACE
         layer = e.layer("rows", e.network.add_fill((0,), kind, e.type(DType.I64)))
-        layer.set_input(0, e.run_size(value, 1))
+        layer.set_input(0, e.size_of(dim, tensor, axis))
         layer.set_input(1, e.constant(np.array(0, dtype=np.int64)))
         layer.set_input(2, e.constant(np.array([1], dtype=np.int64)))
         return layer.get_output(0)
 
-    return e.once(("rows", str(dim)), fill)
+    return e.once(("rows", str(size)), fill)
 
 
 @lowers("advance")

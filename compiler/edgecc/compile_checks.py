@@ -16,6 +16,7 @@ from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
 from edgecc.passes.quantize_activations import QuantizeActivations
+from edgecc.roles import Role
 from edgecc.text_side import check_tokenizer
 
 RUNTIME_METHODS = ("dspark",)
@@ -36,7 +37,7 @@ def check_module(module: Module, options: CompileOptions, report: Progress) -> N
         UnsupportedError: The runtime does not drive the draft's method.
     """
     check_needs_draft(options, "draft" in module.graphs)
-    _check_method(module)
+    _check_method(module, options)
     _check_head_choice(module, options)
     check_tokenizer(checkpoints_of(module)["target"])
     _scan_values(module, report)
@@ -154,21 +155,34 @@ def _why_no_head(module: Module, options: CompileOptions, ctx: PassContext) -> l
     return sorted(found) or ["the head is the embedding table"]
 
 
-def _check_method(module: Module) -> None:
-    """The runtime drives the draft's method.
+def _check_method(module: Module, options: CompileOptions) -> None:
+    """The runtime drives the pair, or the decisions say that it cannot yet.
+
+    Engines for a GPU are worth having before: they are built from evaluated graphs.
 
     Raises:
-        UnsupportedError: It does not, yet.
+        UnsupportedError: It does not drive the draft's method, on a device that it runs on.
     """
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
-    if method not in (None, *RUNTIME_METHODS):
+    driven = method in (None, *RUNTIME_METHODS)
+    runs_here = [d.name for d in options.devices if not d.library]
+    if runs_here and not driven:
         raise UnsupportedError(
             "draft/no-runtime",
             f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
             where="draft/config.json: architectures",
-            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
-            f"{', '.join(RUNTIME_METHODS)}",
+            help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
+            f"compile for {runs_here[0]} takes drafts of method {', '.join(RUNTIME_METHODS)}",
+        )
+    states = bool(module.graphs["target"].by_role(Role.STATE))
+    reasons = [
+        *([] if driven else [f"method {method}"]),
+        *(["recurrent states"] if states and not runs_here else []),
+    ]
+    if reasons:
+        module.decisions.append(
+            f"engines only: the runtime does not drive {' and '.join(reasons)} yet"
         )
 
 

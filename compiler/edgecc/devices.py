@@ -94,8 +94,8 @@ _COMMON_OPS = frozenset(
     )
 )
 
-EVALUATED_ONLY = frozenset(("causal_conv1d", "gated_delta_net"))
-"""IR ops that no device runs yet: graphs with them can be lifted, transformed and evaluated."""
+_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net"))
+"""Layers with a state."""
 
 _RTX = "tensorrt_rtx"
 _FULL = "tensorrt"
@@ -128,6 +128,7 @@ def _gpu(
         backend="tensorrt",
         dialect=None,
         ops=_COMMON_OPS
+        | _RECURRENT_OPS
         | {"cache_update", "attention"}
         | ({"fake_quantize"} if activations else frozenset()),
         float_types=frozenset({"f32", "bf16", "f16"}),

@@ -26,7 +26,7 @@ from edgecc.backends.runtime.verify import (
 )
 from edgecc.errors import InputError, InternalError, MismatchError
 from edgecc.ir.clone import with_smaller_caches
-from edgecc.ir.core import Json, Module
+from edgecc.ir.core import Json, Module, Node
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.types import DimExpr
 from edgecc.passes.base import Pass, PassContext
@@ -43,10 +43,6 @@ PROMPT_ROWS = 5
 NARROW_TOLERANCE = 0.05
 """Largest difference of a graph that computes in 16 bits, relative to the largest reference value.
 Each op rounds by up to 2^-9 in bf16; the shipped pairs stay below 0.01."""
-
-NARROW_PROPOSALS = 0.5
-"""Share of proposals that may differ: a rounding decides between two near tokens, and the tokens
-after it follow. A wrong graph proposes all others."""
 
 
 def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
@@ -65,12 +61,12 @@ def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
     """
     limits = _section(module, "limits")
     length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
-    rows = min(PROMPT_ROWS, length, chunk)
+    rows = min(PROMPT_ROWS, length - 1, chunk)
     BindSharedWeights().run(module, PassContext())
     for item in _rounding(passes):
         item.run(module, PassContext())
     with suppress(InternalError, ValueError):  # IR text in which some node has the capacity
-        module = with_smaller_caches(module, length - max(rows, 2))
+        module = with_smaller_caches(module, length - rows - 1)
     return make_golden(module, rows)
 
 
@@ -83,19 +79,14 @@ def _rounding(passes: Sequence[Pass[Any]]) -> Iterator[Quantize]:
             yield from _rounding(item.passes)
 
 
-def make_golden(
-    module: Module, rows: int = PROMPT_ROWS, interpreter: Interpreter | None = None
-) -> bytes:
-    """Inputs and reference outputs of one prompt call and one draft call, as safetensors bytes.
+def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
+    """Inputs and reference outputs of a short sequence, as safetensors bytes.
 
-    The prompt is a fixed spread of `rows` token ids, T below. Tensors: `token_ids` i64 `[T]`,
-    `logits` f32 `[1, V]` of the last row, and for a pair `hidden_tap` f32 `[T, n*H]`, `anchor` i64
-    `[1]` and `proposals` i64 `[N]`.
-
-    Args:
-        module: What to evaluate.
-        rows: T.
-        interpreter: What evaluates it, if not a plain interpreter.
+    The prompt is a fixed spread of `rows` token ids, T below; the token after it is the best one,
+    also for a target alone. Tensors: `token_ids` i64 `[T]`, `logits` f32 `[1, V]` of the last row,
+    `anchor` i64 `[1]` and `next_logits` f32 `[1, V]` of a call with that token, which reads the
+    caches and states that the prompt left. For a pair also `hidden_tap` f32 `[T, n*H]`, and
+    `proposals` i64 `[N]` and `draft_logits` f32 `[N, Vd]` of the draft's round after the prompt.
 
     Raises:
         InputError: The reference overflows.
@@ -103,17 +94,9 @@ def make_golden(
     target = _section(module, "target")
     count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
     ids = (np.arange(1, rows + 1, dtype=np.int64) * 7919) % min(count, padding)
-    interpreter = interpreter or Interpreter(module)
+    sequence = _Sequence(Interpreter(module))
     with np.errstate(over="ignore", invalid="ignore"):  # judged by the result
-        out = interpreter.run(
-            "target",
-            {
-                "token_ids": ids[None],
-                "cache_length": np.zeros(1, dtype=np.int64),
-                "logit_rows": np.array([rows - 1]),
-                **_caches(module, "target"),
-            },
-        )
+        out = sequence.target(ids)
     for name in out.keys() & {"logits", "hidden_tap"}:
         if not np.all(np.isfinite(out[name])):
             raise InputError(
@@ -122,22 +105,52 @@ def make_golden(
                 where="target",
                 help="the checkpoint is damaged: fetch it again",
             )
-    golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0]}
+    anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)
+    golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0], "anchor": anchor}
     if "draft" in module.graphs:
-        anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)
-        draft = interpreter.run(
-            "draft",
+        golden["hidden_tap"] = out["hidden_tap"][0]
+        draft = sequence.draft(out["hidden_tap"], ids, anchor)
+        golden["proposals"] = draft["proposals"][0]
+        golden["draft_logits"] = draft["draft_logits"][0]
+    golden["next_logits"] = sequence.target(anchor)["logits"][0]
+    return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
+
+
+class _Sequence:
+    """One sequence on the graphs of a module; the target's caches and states stay between calls."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+        self._module = interpreter.module
+        self._memory = _caches(self._module, "target")
+        self._length = 0
+
+    def target(self, ids: Array) -> dict[str, Array]:
+        """Go on with some tokens; logits of the last one."""
+        out = self._interpreter.run(
+            "target",
             {
-                "features": out["hidden_tap"],
-                "anchor": anchor,
-                "cache_length": np.zeros(1, dtype=np.int64),
-                **_caches(module, "draft"),
+                "token_ids": ids[None],
+                "cache_length": np.array([self._length]),
+                "logit_rows": np.array([len(ids) - 1]),
+                **self._memory,
             },
         )
-        golden["hidden_tap"] = out["hidden_tap"][0]
-        golden["anchor"] = anchor
-        golden["proposals"] = draft["proposals"][0]
-    return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
+        self._memory = {name: out[name] for name in self._memory}
+        self._length += len(ids)
+        return out
+
+    def draft(self, features: Array, ids: Array, anchor: Array) -> dict[str, Array]:
+        """The first round of the draft."""
+        given: dict[Role, Array] = {
+            Role.FEATURES: features,
+            Role.ANCHOR: anchor,
+            Role.NEXT_TOKEN_IDS: np.concatenate([ids[1:], anchor])[None],
+            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        }
+        inputs = self._module.graphs["draft"].inputs
+        named = {i.name: given[i.role] for i in inputs if i.role in given}
+        return self._interpreter.run("draft", {**named, **_caches(self._module, "draft")})
 
 
 def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) -> tuple[Check, ...]:
@@ -163,8 +176,10 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
 
     The interpreter rounds every value to the type it has in the lowered graph, and computes with
     the values of the lowered weights, so this is the arithmetic of an engine that accumulates in
-    float32. Quantized activations are looked at one by one, and left out of the comparison, because
-    their rounding is chaotic as a whole: see `edgecc.activation_check`.
+    float32. The draft is made to choose the tokens of the reference, and what it would have chosen
+    by is compared: a rounding may decide between two near tokens, and all tokens after it follow.
+    Quantized activations are looked at one by one, and left out of the comparison, because their
+    rounding is chaotic as a whole: see `edgecc.activation_check`.
 
     Args:
         module: After all passes.
@@ -177,24 +192,32 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
         MismatchError: Numbers differ by more than the tolerance.
     """
     expected = read_golden(golden)
-    rows = len(expected["token_ids"])
+    ids, anchor = expected["token_ids"], expected["anchor"]
     limits = _section(module, "limits")
     with suppress(InternalError, ValueError):
-        module = with_smaller_caches(module, int(str(limits["max_model_len"])) - max(rows, 2))
-    probe = ActivationProbe(module)
-    found = read_golden(make_golden(module, rows, probe))
-    checks = [
-        _narrow_check(f"lowered {name}", found[name], expected[name])
-        for name in ("logits", "hidden_tap")
-        if name in expected
-    ]
-    if "proposals" in expected:
-        share = float(np.mean(found["proposals"] != expected["proposals"]))
-        passed = share <= NARROW_PROPOSALS
-        checks.append(Check("lowered proposals", share, NARROW_PROPOSALS, passed))
-    if probe.errors:
-        rounded = read_golden(make_golden(module, rows))
-        checks += activation_checks(module, probe.errors, rounded, expected)
+        rows = int(str(limits["max_model_len"])) - len(ids) - 1
+        module = with_smaller_caches(module, rows)
+    interpreter = _Chooser(module, expected.get("draft_logits"))
+    sequence = _Sequence(interpreter)
+    out = sequence.target(ids)
+    checks = [_narrow_check("lowered logits", out["logits"][0], expected["logits"])]
+    if "draft_logits" in expected:
+        checks.append(
+            _narrow_check("lowered hidden_tap", out["hidden_tap"][0], expected["hidden_tap"])
+        )
+        draft = sequence.draft(out["hidden_tap"], ids, anchor)
+        found = interpreter.scores()
+        checks.append(_narrow_check("lowered draft_logits", found, expected["draft_logits"]))
+        differ = float(np.mean(draft["proposals"][0] != expected["proposals"]))
+        checks.append(Check("lowered proposals", differ, 0.0, differ == 0.0))
+    following = sequence.target(anchor)["logits"][0]
+    checks.append(_narrow_check("lowered next_logits", following, expected["next_logits"]))
+    if interpreter.errors:
+        rounded = _Sequence(Interpreter(module)).target(ids)
+        whole: dict[str, Array] = {
+            name: rounded[name][0] for name in ("logits", "hidden_tap") if name in rounded
+        }
+        checks += activation_checks(module, interpreter.errors, whole, expected)
     result = Verification(tuple(checks))
     if not result.passed:
         raise MismatchError(
@@ -206,7 +229,39 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
     return result.checks
 
 
+class _Chooser(ActivationProbe):
+    """Chooses the tokens that reference scores name, and keeps the scores it was given.
+
+    Args:
+        module: Module to evaluate.
+        scores: Of the reference, one row `[Vd]` for each choice in the order they are made.
+    """
+
+    def __init__(self, module: Module, scores: Array | None) -> None:
+        super().__init__(module)
+        self._reference = np.empty((0, 0)) if scores is None else scores
+        self._found: list[Array] = []
+
+    def node(self, node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
+        """`argmax` answers with the next choices of the reference, as long as there are any."""
+        if node.op.name != "argmax":
+            return super().node(node, operands)
+        (values,) = operands
+        rows = values.reshape(-1, values.shape[-1])
+        wanted = self._reference[len(self._found) : len(self._found) + len(rows)]
+        self._found.extend(rows)
+        if wanted.shape != rows.shape:
+            return super().node(node, operands)
+        return super().node(node, (wanted.reshape(values.shape),))
+
+    def scores(self) -> Array:
+        """What choices were made by, `[N, Vd]`."""
+        return np.stack(self._found) if self._found else np.empty((0, 0))
+
+
 def _narrow_check(name: str, found: Array, expected: Array) -> Check:
+    if found.shape != expected.shape:
+        return Check(name, float("inf"), NARROW_TOLERANCE, False)
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.abs(found.astype(np.float64) - expected).max()) / scale
     return Check(name, error, NARROW_TOLERANCE, error <= NARROW_TOLERANCE)

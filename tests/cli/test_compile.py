@@ -334,6 +334,16 @@ class TestRefused:
         assert list(out.iterdir()) == []
         assert list(tmp_path.glob("ir/*")) == []
 
+    def test_engines_for_drafts_the_runtime_does_not_drive(
+        self, edgecc: Command, tmp_path: Path, target: Path
+    ) -> None:
+        """They are built from evaluated graphs, and the report says what is missing."""
+        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
+        flags = ["--device", "sm120", "--dry-run", "-o", tmp_path / "b"]
+        result = edgecc("compile", target, "--draft", draft, *flags)
+        assert result.code == 0
+        assert "engines only: the runtime does not drive method eagle3 yet" in result.err
+
     def test_flags_of_other_tools_are_named(self, edgecc: Command, target: Path) -> None:
         for flag, tool in (("--tp", "SGLang"), ("--enforce-eager", "vLLM")):
             result = edgecc("compile", target, flag)

@@ -43,12 +43,16 @@ class Lifted:
     ) -> None:
         options.setdefault("max_model_len", 64)
         self.module: Module = lift(target, draft, LiftOptions(**options))
-        BindSharedWeights().run(self.module, PassContext())
-        self._interpreter = Interpreter(self.module, dtype)
+        self._interpreter = self.prepare(dtype)
         self._garbage = {Role.KV_CACHE: garbage, Role.STATE: 0.0}
         self._memory: dict[str, dict[str, Array]] = {}
         self.lengths: dict[str, int] = {}
         self.reset()
+
+    def prepare(self, dtype: type[np.floating[Any]]) -> Interpreter:
+        """Run passes on the module, and make what evaluates it."""
+        BindSharedWeights().run(self.module, PassContext())
+        return Interpreter(self.module, dtype)
 
     def reset(self) -> None:
         """Empty all caches and states."""

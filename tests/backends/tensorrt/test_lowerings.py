@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.tensorrt.builder import Session
 from edgecc.backends.tensorrt.emitter import LOWERINGS
 from edgecc.backends.tensorrt.lower import build
@@ -17,7 +18,7 @@ from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import plan_weights
 from edgecc.devices import DEVICES, get_device
 from edgecc.errors import LegalizeError, UnsupportedError
-from edgecc.ir import Builder, Dense, DType, Module, Role, SymbolRange, sym
+from edgecc.ir import Builder, Dense, DType, Interpreter, Module, Role, SymbolRange, sym
 from edgecc.ir.encodings import NVFP4, Int4, parse_encoding
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.elementwise import CastAttributes
@@ -25,10 +26,13 @@ from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.ops.state import GatedDeltaNetAttributes
 from edgecc.ir.quantize import quantize
+from edgecc.ir.types import substitute
 from edgecc.ir.weights import Inline, Weight
 from edgecc.nvfp4 import unpack_e2m1
 from helpers.lowering import nvfp4_values, random_nvfp4
+from helpers.tensorrt_network import NetworkInterpreter
 
 POLICIES = ("embed", "bind")
 BF16, F32, I64 = DType.BF16, DType.F32, DType.I64
@@ -121,6 +125,26 @@ def padded(n: Net) -> object:
     return n.op("pad", first, attrs=PadAttributes(1, 6, 7))
 
 
+def convolved(n: Net) -> object:
+    x = n.take(dtype=F32)
+    state = n.input("state", F32, (sym("b"), 64, 3), Role.STATE)
+    taps = n.dense("taps", (64, 1, 4))
+    y, after = n.node("causal_conv1d", (x, state), (taps,)).results
+    n.output(after, "state", Role.STATE, alias="state")
+    return y
+
+
+def recurrent(n: Net) -> object:
+    q, k = n.take("q", 32, F32), n.take("k", 32, F32)
+    v, a, b = n.take("v", 96, F32), n.take("a", 6, F32), n.take("b", 6, F32)
+    state = n.input("state", F32, (sym("b"), 6, 16, 16), Role.STATE)
+    weights = (n.dense("A_log", (6,)), n.dense("dt_bias", (6,)))
+    attrs = GatedDeltaNetAttributes(key_heads=2, value_heads=6)
+    y, after = n.node("gated_delta_net", (q, k, v, a, b, state), weights, attrs).results
+    n.output(after, "state", Role.STATE, alias="state")
+    return y
+
+
 NETS: dict[str, Callable[[Net], object]] = {
     "add": lambda n: both(n, "add"),
     "mul": lambda n: both(n, "mul"),
@@ -164,6 +188,20 @@ NETS: dict[str, Callable[[Net], object]] = {
         "split_heads", (n.take(),), attrs=SplitHeadsAttributes(2, (8, 24))
     ).results[1],
     "constant": lambda n: n.op("constant", weights=(n.dense("w", (3, 4)),)),
+    "causal_conv1d": convolved,
+    "gated_delta_net": recurrent,
+}
+
+
+FORMS = {
+    "nvfp4": (lambda n: n.packed("w"), ["sm120", "sm121"]),
+    "fp8": (lambda n: n.rounded("w", parse_encoding("fp8<tensor>")), ["sm89", "sm120"]),
+    "fp8 channel": (lambda n: n.rounded("w", parse_encoding("fp8<channel>")), ["sm89"]),
+    "int8": (lambda n: n.rounded("w", parse_encoding("int8<channel>")), ["sm86", "rtx"]),
+    "int8_block": (
+        lambda n: n.module.weights.derive("w8", "int8_codes", (n.packed("w"),)),
+        ["sm86", "sm89", "rtx"],
+    ),
 }
 
 
@@ -187,8 +225,57 @@ def test_every_op_of_the_records_has_a_lowering_and_a_network():
     assert ops == set(LOWERINGS) == set(NETS)
 
 
+def drawn(module: Module, rows: int) -> dict[str, np.ndarray]:
+    """Random inputs of the right types; three rows are in the caches."""
+    random = np.random.default_rng(rows)
+
+    def draw(item) -> np.ndarray:
+        shape = substitute(item.value.type.shape, {"b": 1, "t": rows})
+        if item.role is Role.CACHE_LENGTH:
+            return np.full(shape, 3)
+        if item.value.type.dtype is I64:
+            return random.integers(0, min(rows, 9), shape)  # the table has 9
+        return random.standard_normal(shape).astype(np.float32)
+
+    return {i.name: draw(i) for i in module.graphs["main"].inputs}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 32])
+def test_each_network_computes_what_the_ir_says(trt, rows):
+    """Layer by layer as NVIDIA defines them, against the interpreter and against PyTorch.
+
+    One rounding of the last result to bf16 may fall either way.
+    """
+    torch_executor = pytest.importorskip("edgecc.backends.torch").TorchExecutor
+    for op, make in NETS.items():
+        module = net(make)
+        inputs = drawn(module, rows)
+        graph = module.graphs["main"]
+        found = NetworkInterpreter(trt, module, "sm120").network(graph).run(inputs)
+        for oracle in (Interpreter(module), torch_executor(module)):
+            expected = oracle.run("main", inputs)
+            for name, output in zip(output_names(graph), graph.outputs, strict=True):
+                want = expected[output.name].astype(np.float64)
+                error = np.abs(found[name] - want).max() / (np.abs(want).max() or 1)
+                exact = output.value.type.dtype is not BF16
+                assert error <= (2e-6 if exact else 2**-7), (op, name, error)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=lambda d: d.value)
+def test_each_form_of_a_weight_computes_what_it_says(trt, form, dtype):
+    make, (device, *_) = FORMS[form]
+    module = net(lambda n: linear(n, make(n), dtype))
+    inputs = drawn(module, 5)
+    inputs["x"] = inputs["x"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    found = NetworkInterpreter(trt, module, device).network(module.graphs["main"]).run(inputs)
+    expected = Interpreter(module, np.float64).run("main", inputs)["y"]
+    error = np.abs(found["y"] - expected).max() / np.abs(expected).max()
+    assert error <= (2e-6 if dtype is F32 else 2**-7)
+
+
 @pytest.mark.parametrize("weights", POLICIES)
-@pytest.mark.parametrize("device", ["sm86", "sm120"])
+@pytest.mark.parametrize("device", ["sm86", "sm89", "sm120"])
 def test_each_op_builds(trt, device, weights):
     """One builder for all: what it costs is starting it."""
     refused = {}
