@@ -95,6 +95,7 @@ def test_one_tensor_and_one_buffer_for_all_who_take_it(bound) -> None:
         names = list(file.keys())
     assert names.count("target.model.embed_tokens.weight") == 1
     assert sorted(n for n in names if "lm_head" in n) == [
+        "target.lm_head.input_scale",
         "target.lm_head.weight",
         "target.lm_head.weight_scale",
         "target.lm_head.weight_scale_2",
