@@ -141,7 +141,7 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     assert set(engines) == {"lm_head", "target.body", "draft.body", "draft.tail"}
     assert len(first.checks) == (7 if device == "sm120" else 3)
     head = engines["lm_head"]
-    assert [s["role"] for s in bundle["shared"]] == ["lm_head"]  # each plan has its embedding
+    assert {s["role"] for s in bundle["shared"]} >= {"lm_head"}
     assert (tmp_path / "a" / head["file"]).stat().st_size == head["bytes"]
     if device == "sm120":
         assert {w["precision"] for w in head["weights"].values()} == {"nvfp4", "f32"}
