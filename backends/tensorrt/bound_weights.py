@@ -128,7 +128,7 @@ class BoundWeights:
             raise _damaged(f"{where} cannot be made of {dict(tensors)}: {error}") from error
         if shape != tuple(item["shape"]):
             raise _damaged(f"{where} is {list(shape)}, the manifest says {item['shape']}")
-        bits = 4 if dtype == "f4e2m1" else 8 * np.dtype(forms.NUMPY[dtype]).itemsize
+        bits = 4 if dtype in ("f4e2m1", "i4") else 8 * np.dtype(forms.NUMPY[dtype]).itemsize
         return Buffer(index, dtype, shape, prod(shape) * bits // 8, form, tensors, block)
 
     def _parts(self, tensors: tuple[tuple[str, str], ...]) -> Parts:

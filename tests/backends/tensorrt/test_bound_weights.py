@@ -95,6 +95,7 @@ def test_one_tensor_and_one_buffer_for_all_who_take_it(bound) -> None:
         names = list(file.keys())
     assert names.count("target.model.embed_tokens.weight") == 1
     assert sorted(n for n in names if "lm_head" in n) == [
+        "target.lm_head.input_scale",
         "target.lm_head.weight",
         "target.lm_head.weight_scale",
         "target.lm_head.weight_scale_2",
@@ -212,7 +213,8 @@ def test_two_devices_mean_the_same_by_a_name() -> None:
     one.add(modules[0], plans[0].tensors(modules[0]))
     for module, plan in zip(modules, plans, strict=True):
         both.add(module, plan.tensors(module))
-    assert both.nbytes == one.nbytes
+    # Only sm120 reads the 33 scales of activations: 4 bytes and a line of the header each.
+    assert one.nbytes < both.nbytes < one.nbytes + 33 * 200
     table = modules[1].weights
     symbol = "target.model.embed_tokens.weight"
     content = table.read(symbol)["weight"].tobytes()
