@@ -1,7 +1,7 @@
 """The CUDA calls edgecc makes: devices, memory, copies in a stream, captured graphs.
 
-Thin over `cuda.bindings.runtime`, NVIDIA's own binding: every status is checked and becomes an error
-that names the call. Nothing here knows TensorRT.
+Thin over `cuda.bindings.runtime`, NVIDIA's own binding: every status is checked and becomes an
+error that names the call. Nothing here knows TensorRT.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ class Device:
         native_linear: Kinds of packed encodings that linear layers read as they are stored.
         library: Python package of the builder, for backends that build engines.
         compute_capabilities: GPUs an engine runs on, as 10 * major + minor.
+        chooses_tokens: Whether the target also says which tokens its logits choose: worth it where
+            logits would have to be copied to the host.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Device:
     native_linear: frozenset[str] = frozenset({"int8_block"})
     library: str = ""
     compute_capabilities: tuple[int, ...] = ()
+    chooses_tokens: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -133,6 +136,7 @@ def _gpu(
         native_linear=frozenset({"int8_block", *native}),
         library=library,
         compute_capabilities=capabilities or (int(name.removeprefix("sm")),),
+        chooses_tokens=True,
     )
 
 

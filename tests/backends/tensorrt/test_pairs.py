@@ -130,7 +130,7 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     first = edgecc.compile(*pair, out=tmp_path / "a", device=device)
     bundle = json.loads((tmp_path / "a" / "bundle.json").read_text())
     engines = bundle["artifacts"][device]["engines"]
-    assert set(engines) == {"lm_head", "target.body", "draft.body", "draft.tail"}
+    assert set(engines) == {"lm_head", "target.body", "target.tail", "draft.body", "draft.tail"}
     assert len(first.checks) == 3
     head = engines["lm_head"]
     assert [s["role"] for s in bundle["shared"]] == ["lm_head"]  # each plan has its embedding
