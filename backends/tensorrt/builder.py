@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.library import error_log
 from edgecc.devices import Device
 from edgecc.errors import UnsupportedError
 from edgecc.ir.core import site
@@ -42,7 +43,7 @@ class Session:
         self.trt = library
         self.device = device
         self.errors: list[str] = []
-        self.builder = library.Builder(_logger(library, self.errors))
+        self.builder = library.Builder(error_log(library, self.errors))
 
     def network(self, name: str) -> Any:
         """An empty strongly typed network. The plan holds its name: it must not be a counter."""
@@ -106,7 +107,13 @@ class Session:
         )
 
     def _target(self, config: Any) -> None:
-        """Say which GPUs to build for; the full library builds for the one that is there."""
+        """Say which GPUs to build for; the full library builds for the one that is there.
+
+        Engines of TensorRT-RTX allocate nothing while they run, so that a CUDA graph can hold them.
+        """
+        flags = self.trt.BuilderFlag
+        if hasattr(flags, "REQUIRE_USER_ALLOCATION"):
+            config.set_flag(flags.REQUIRE_USER_ALLOCATION)
         if not hasattr(config, "num_compute_capabilities"):
             return
         capabilities = self.device.compute_capabilities
@@ -119,21 +126,6 @@ def _lines(text: str) -> list[str]:
     """The builder's messages without its noise, at most 300 characters each."""
     cleaned = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
     return [line[:300] for line in cleaned if line] or [text[:300]]
-
-
-def _logger(library: Any, errors: list[str]) -> Any:
-    """A logger that keeps errors and says nothing."""
-    severities = (library.ILogger.Severity.INTERNAL_ERROR, library.ILogger.Severity.ERROR)
-
-    class Log(library.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in severities:
-                errors.append(message)
-
-    return Log()
 
 
 class _Guard:

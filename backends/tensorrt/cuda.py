@@ -138,7 +138,7 @@ class HostBuffer:
         self._cuda = cuda
         self.address = address
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        self.bytes: Array = np.frombuffer(memory, dtype=np.uint8)
+        self.bytes: Array = np.ctypeslib.as_array(memory)
 
     def close(self) -> None:
         """Give it back; arrays over it must not be used any more."""

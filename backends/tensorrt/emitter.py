@@ -15,6 +15,7 @@ import numpy as np
 
 from edgecc.backends.base import Array
 from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.tensorrt.library import DATA_TYPES
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value, site
 from edgecc.ir.printer import value_names
@@ -26,17 +27,6 @@ Tensor: TypeAlias = Any
 
 LOWERINGS: dict[str, Lowering] = {}
 
-_TYPES: Mapping[DType, str] = {
-    DType.F32: "FLOAT",
-    DType.F16: "HALF",
-    DType.BF16: "BF16",
-    DType.F8E4M3: "FP8",
-    DType.F4E2M1: "FP4",
-    DType.I64: "INT64",
-    DType.I32: "INT32",
-    DType.I8: "INT8",
-    DType.BOOL: "BOOL",
-}
 NUMPY_16 = {DType.BF16: ml_dtypes.bfloat16, DType.F16: np.float16}
 
 
@@ -121,9 +111,9 @@ class Emitter:
         Raises:
             LegalizeError: It has none.
         """
-        if dtype not in _TYPES:
+        if dtype.value not in DATA_TYPES:
             raise LegalizeError("tensorrt/dtype", f"TensorRT has no element type {dtype.value}")
-        return getattr(self.trt.DataType, _TYPES[dtype])
+        return getattr(self.trt.DataType, DATA_TYPES[dtype.value])
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Sizes of a value, -1 where calls choose."""

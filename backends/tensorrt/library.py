@@ -15,6 +15,40 @@ NAMES: Mapping[str, tuple[str, str]] = {
 """Product name and how to install it, by the name of the Python package."""
 
 
+DATA_TYPES: Mapping[str, str] = {
+    "f32": "FLOAT",
+    "f16": "HALF",
+    "bf16": "BF16",
+    "f8e4m3": "FP8",
+    "f4e2m1": "FP4",
+    "i64": "INT64",
+    "i32": "INT32",
+    "i8": "INT8",
+    "bool": "BOOL",
+}
+"""Members of the library's `DataType` by the spelling of element types in IR and manifests."""
+
+
+def error_log(library: Any, errors: list[str]) -> Any:
+    """A logger that says nothing and keeps errors.
+
+    Args:
+        library: The module.
+        errors: Grows by each message.
+    """
+    severities = (library.ILogger.Severity.INTERNAL_ERROR, library.ILogger.Severity.ERROR)
+
+    class Log(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in severities:
+                errors.append(message)
+
+    return Log()
+
+
 def load_library(name: str) -> Any:
     """The module `tensorrt_rtx` or `tensorrt`.
 

@@ -22,7 +22,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
 from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter
 from edgecc.backends.tensorrt.library import load_library
-from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
+from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.backends.tensorrt.weights import as_json
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
@@ -74,6 +74,7 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         "library_version": str(library.__version__),
         "compute_capabilities": list(device.compute_capabilities),
         "compute_type": device.compute_type,
+        "min_rows": verify_rows(module),
         "weights": "embed",
         "weight_file": None,
         "engines": engines,

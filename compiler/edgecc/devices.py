@@ -59,6 +59,8 @@ class Device:
         compute_capabilities: GPUs an engine runs on, as 10 * major + minor.
         chooses_tokens: Whether the target also says which tokens its logits choose: worth it where
             logits would have to be copied to the host.
+        pads_rounds: Whether every call of the target is padded to the rows of a round, instead of
+            `min_rows`: the number of proposals is known when a pair is compiled.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Device:
     library: str = ""
     compute_capabilities: tuple[int, ...] = ()
     chooses_tokens: bool = False
+    pads_rounds: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -137,6 +140,7 @@ def _gpu(
         library=library,
         compute_capabilities=capabilities or (int(name.removeprefix("sm")),),
         chooses_tokens=True,
+        pads_rounds=True,
     )
 
 

@@ -243,6 +243,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             max_input_len=options.max_input_len,
             prefill_chunk=options.prefill_chunk,
             num_speculative_tokens=options.num_speculative_tokens,
+            pads_rounds=get_device(options.device).pads_rounds,
         ),
     )
     report("lift", 1, 1)
