@@ -87,13 +87,12 @@ def load_bundle(
     model = ModelInfo.from_manifest(bundle.manifest)
     if model.draft is not None:
         _check_draft(bundle)
-    tokenizer, chat = _text_side(bundle)
     artifact = bundle.artifact(_choose_device(bundle, device))
     engine = _engine_module(str(artifact["backend"]), bundle).open_engine(
         bundle, artifact, num_threads=num_threads, progress=progress
     )
-    try:
-        return Generator(engine, model, tokenizer, chat)
+    try:  # the text side last: what an engine lacks on this machine is known at once
+        return Generator(engine, model, *_text_side(bundle))
     except BaseException:
         engine.close()
         raise

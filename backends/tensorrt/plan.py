@@ -109,7 +109,7 @@ class Plan:
             many = profile == self.last_profile and profile > 0
             kind = kinds.NONE if many else kinds.EAGER
             config.dynamic_shapes_kernel_specialization_strategy = kind
-        made = self._engine.create_execution_context(runtime_config=config)
+        made = self._engine.create_execution_context(config)
         context = Context(made, self, self._errors)
         if made is None or not made.set_optimization_profile_async(profile, stream):
             raise context.failure("makes no context")
