@@ -31,6 +31,7 @@ __all__ = [
     "FloatArray",
     "GreedyRound",
     "GreedyRounds",
+    "Holding",
     "IntArray",
     "Progress",
     "Role",
@@ -130,16 +131,31 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """Where an artifact has the bytes of a weight.
+
+    Attributes:
+        file: The weight file of the bundle; None where they lie inside of engines.
+        copies: In how many places they lie.
+    """
+
+    file: str | None
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """What a backend wrote into a bundle.
 
     Attributes:
         manifest: The backend's own part of `bundle.json` (`artifacts.<device>`), JSON-compatible.
         files: Files written, relative to the bundle, in a fixed order.
+        weights: By symbol, every weight whose bytes the artifact uses.
     """
 
     manifest: Mapping[str, Any]
     files: tuple[str, ...] = field(default=())
+    weights: Mapping[str, Holding] = field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress
 from edgecc.backends.interface import Interface
+from edgecc.backends.mapped_weights import WeightFile
 from edgecc.backends.onnxruntime.executable import OrtExecutable
-from edgecc.backends.onnxruntime.expand import WeightFile, expand
+from edgecc.backends.onnxruntime.expand import expand
 from edgecc.errors import BackendError, BundleError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, HostBuffer
 from edgecc.backends.tensorrt.plan import Context, Plan, Shape
 
@@ -38,7 +39,6 @@ class DeviceState:
     Args:
         cuda: The GPU.
         plans: The engines by graph.
-        weights: Addresses of inputs that are weights, by graph and name: bound once.
         keep: What has to live as long as the plans.
     """
 
@@ -46,19 +46,34 @@ class DeviceState:
         self,
         cuda: Cuda,
         plans: Mapping[str, Plan],
-        weights: Mapping[str, Mapping[str, int]] | None = None,
         keep: tuple[object, ...] = (),
     ) -> None:
         self._keep = keep
         self.cuda = cuda
         self.plans = plans
         self.stream = cuda.stream()
-        self._weights = weights or {}
+        self._weights: dict[str, dict[str, int]] = {}
         self._owned: list[int] = []
         self._host: list[HostBuffer] = []
         self._contexts: dict[tuple[str, int], Context] = {}
         self._scratch_bytes = max((p.scratch_bytes for p in plans.values()), default=0)
         self._scratch = self.memory(self._scratch_bytes)
+
+    def bind_weights(self, weights: BoundWeights) -> None:
+        """Copy each array of weights to the GPU once, and bind it in all contexts made from now on.
+
+        Raises:
+            BundleError: The weight file is damaged.
+            ResourceError: The GPU has too little memory.
+        """
+        addresses: dict[int, int] = {}
+        for buffer in weights.buffers:
+            addresses[buffer.id] = self.memory(buffer.nbytes)
+            for offset, block in weights.blocks(buffer):
+                self.stream.upload(addresses[buffer.id] + offset, block)
+        for graph in self.plans:
+            bound = weights.inputs(graph)
+            self._weights[graph] = {name: addresses[id] for name, id in bound.items()}
 
     def memory(self, nbytes: int) -> int:
         """Address of new memory, zeroed, which is freed with this object."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress, Role
 from edgecc.backends.interface import Interface
+from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, load_runtime
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState
 from edgecc.backends.tensorrt.executable import TrtExecutable
@@ -116,6 +118,7 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_artifact(artifact, __package__, "engines")
+    weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
     cuda = Cuda(load_runtime())
@@ -132,10 +135,18 @@ def open_engine(
     _report(progress, len(plans), artifact["engines"])
     state = DeviceState(cuda, plans, keep=(runtime, log))
     try:
+        state.bind_weights(weights)
         return TrtEngine(state, artifact)
     except BaseException:
         state.close()
         raise
+
+
+def _weights(bundle: BundleFiles, artifact: Mapping[str, Any]) -> BoundWeights:
+    """The weights that are inputs of engines, not read yet."""
+    relative = artifact.get("weight_file")
+    file = WeightFile(bundle.file(relative), artifact["tensors"]) if relative else None
+    return BoundWeights(artifact, file)
 
 
 def _report(progress: Progress | None, done: int, engines: Iterable[object]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.onnx.program import interface, program
-from edgecc.backends.onnx.storage import SAFETENSORS_DTYPES
 from edgecc.backends.storage import storage_errors
+from edgecc.backends.stored_weights import WEIGHT_FILE, places, tensor_name
 from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     attention,
     constant,
@@ -20,32 +21,39 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     shape,
 )
 from edgecc.backends.tensorrt.builder import Profile, Session
-from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
 from edgecc.backends.tensorrt.library import load_library
+from edgecc.backends.tensorrt.operands import Operand
+from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
-from edgecc.backends.tensorrt.weights import as_json
+from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
-from edgecc.ir.weights import Derived
 
 ENGINE_FOLDER = "engines"
 
 
-def lower(module: Module, device: Device, directory: Path, progress: Progress) -> Artifact:
+def lower(
+    module: Module,
+    device: Device,
+    directory: Path,
+    weights: WeightPlan,
+    file: WrittenFile | None,
+    progress: Progress,
+) -> Artifact:
     """Write `engines/<device>-<graph>.plan` for each graph without calls.
-
-    Weights are constants of the plans. A weight that two entries use is in the plan of one graph,
-    which both call: `outline-shared` sees to that.
 
     Args:
         module: Legalized for the device.
         device: Names the builder's package and the GPUs.
         directory: Bundle being written.
+        weights: Which weights are inputs.
+        file: The weight file with the tensors those are made of; None if there are none.
         progress: Told about the builder's steps.
 
     Returns:
-        The artifact: its manifest holds programs, engines with their profiles, and what precision
-        each weight is stored in.
+        The artifact: its manifest holds programs, engines with their profiles, what precision each
+        weight has, and how bound inputs are made of the tensors of the weight file.
 
     Raises:
         UnsupportedError: The package is not installed, or the builder refuses the network.
@@ -62,7 +70,7 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         if list(graph.callees()):
             continue
         relative = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-        plan, engines[graph.name] = build(session, module, graph, progress)
+        plan, engines[graph.name] = build(session, module, graph, weights.bound, progress)
         engines[graph.name] = {"file": relative, "bytes": len(plan), **engines[graph.name]}
         with storage_errors(directory / relative):
             (directory / relative).write_bytes(plan)
@@ -75,20 +83,31 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         "compute_capabilities": list(device.compute_capabilities),
         "compute_type": device.compute_type,
         "min_rows": verify_rows(module),
-        "weights": "embed",
-        "weight_file": None,
+        "weights": weights.policy.value,
+        "weight_file": WEIGHT_FILE if file else None,
         "engines": engines,
         "programs": {e.name: program(module, e) for e in entries},
         "entries": {e.name: interface(e) for e in entries},
-        "tensors": _tensors(module),
+        "tensors": places(weights.tensors(module), file) if file else {},
     }
-    return Artifact(manifest, tuple(files))
+    return Artifact(manifest, tuple(files), weights.held(module))
 
 
 def build(
-    session: Session, module: Module, graph: Graph, progress: Progress
+    session: Session,
+    module: Module,
+    graph: Graph,
+    bound: Sequence[Operand],
+    progress: Progress,
 ) -> tuple[bytes, dict[str, Any]]:
     """The plan of one graph, and what the manifest says about it.
+
+    Args:
+        session: The builder.
+        module: Owner of the graph.
+        graph: Without calls.
+        bound: Arrays of weights that are inputs.
+        progress: Told about the builder's steps.
 
     Raises:
         UnsupportedError: The builder refuses the network.
@@ -96,11 +115,11 @@ def build(
     """
     sizes = fixed_sizes(module, graph)
     network = session.network(graph.name)
-    emitter = Emitter(session.trt, network, module, graph, sizes)
+    emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
     emitter.lower()
     made = profiles(module, graph, sizes)
     plan = session.build(emitter, made, progress)
-    forms = as_json(emitter.forms)
+    uses = {symbol: _use(use) for symbol, use in emitter.weights.items()}
     return plan, {
         "inputs": [
             _port(i.name, i.value.type.dtype.value, emitter.shape(i.value)) for i in graph.inputs
@@ -112,14 +131,37 @@ def build(
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
+        "bound": bound_inputs(emitter),
         "profiles": [_profile(p) for p in made],
-        "weights": forms,
-        "weight_bytes": sum(f["bytes"] for f in forms.values()),
+        "weights": uses,
+        "weight_bytes": sum(use["bytes"] for use in uses.values()),
+        "bound_bytes": sum(o.nbytes for o in emitter.inputs.values()),
     }
 
 
-def _port(name: str, dtype: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
+
+
+def bound_inputs(emitter: Emitter) -> list[dict[str, Any]]:
+    """Inputs of a network that the runtime fills from the weight file: see `bound_weights`."""
+    return [
+        {
+            **_port(operand.name, operand.dtype.value, operand.shape),
+            "form": operand.form,
+            "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
+            **({"block": list(operand.block)} if operand.block else {}),
+        }
+        for operand in emitter.inputs.values()
+    ]
+
+
+def _use(use: WeightUse) -> dict[str, Any]:
+    return {
+        "precision": use.precision,
+        "bytes": sum(o.nbytes for o in use.constant),
+        "bound_bytes": sum(o.nbytes for o in use.bound),
+    }
 
 
 def _profile(profile: Profile) -> dict[str, Any]:
@@ -127,25 +169,3 @@ def _profile(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "shapes": {n: [list(s) for s in shapes] for n, shapes in profile.shapes.items()},
     }
-
-
-def _tensors(module: Module) -> dict[str, Any]:
-    """The weights the plans hold, by the symbol of what they are made of, and which plans do."""
-    found: dict[str, Any] = {}
-    for graph in module.graphs.values():
-        for symbol in graph.used_weights():
-            name = module.weights.resolve(symbol)
-            source = module.weights[name].source
-            if isinstance(source, Derived) and source.recipe in (
-                "int8_codes",
-                "dequantize",
-                "narrow",
-            ):
-                name = module.weights.resolve(source.inputs[0])
-            weight = module.weights[name]
-            part = weight.encoding.components(weight.shape)["weight"].dtype
-            made = {"dtype": SAFETENSORS_DTYPES[part], "shape": list(weight.shape), "engines": []}
-            engines = found.setdefault(name, made)["engines"]
-            if graph.name not in engines:
-                engines.append(graph.name)
-    return found

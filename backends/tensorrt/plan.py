@@ -224,8 +224,8 @@ def _differences(library: Any, engine: Any, described: Mapping[str, Any]) -> Ite
     """What an engine is, other than the manifest says."""
     names = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
     modes = library.TensorIOMode
-    parts = (("inputs", modes.INPUT), ("outputs", modes.OUTPUT))
-    expected = {t["name"]: (t, mode) for part, mode in parts for t in described[part]}
+    parts = (("inputs", modes.INPUT), ("bound", modes.INPUT), ("outputs", modes.OUTPUT))
+    expected = {t["name"]: (t, mode) for part, mode in parts for t in described.get(part, ())}
     if names != expected.keys():
         yield f"it has the tensors {sorted(names ^ expected.keys())} in one of both only"
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecc.backends.bundle import Bundle
+from edgecc.checkpoints import close_checkpoints
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import read_text_config
@@ -114,9 +115,7 @@ def _tensor_facts(path: Path, checkpoint: Checkpoint, draft: bool) -> dict[str, 
             if isinstance(w.source, Stored)
         }
     finally:
-        for reader in module.weights.readers.values():
-            if isinstance(reader, Checkpoint):
-                reader.close()
+        close_checkpoints(module)
     return facts
 
 
@@ -156,6 +155,7 @@ def _engine(engine: Mapping[str, Any]) -> dict[str, Any]:
         "size": f"{engine['bytes']} bytes, {engine['weight_bytes']} of weights",
         "inputs": [_port(p) for p in engine["inputs"]],
         "outputs": [_port(p) for p in engine["outputs"]],
+        "bound_weights": f"{len(engine['bound'])} inputs, {engine['bound_bytes']} bytes",
         "profiles": {
             p["name"]: {n: f"{s[0]} to {s[2]}, best {s[1]}" for n, s in p["shapes"].items()}
             for p in engine["profiles"]

@@ -48,6 +48,8 @@ def artifact_of(module: Module, version: str) -> dict[str, Any]:
         "compute_capabilities": [120],
         "compute_type": "bf16",
         "min_rows": verify_rows(module),
+        "weight_file": None,
+        "tensors": {},
         "engines": {g.name: _engine(module, g) for g in graphs},
         "programs": {e.name: program(module, e) for e in module.entries()},
         "entries": {e.name: interface(e) for e in module.entries()},

@@ -13,7 +13,7 @@ from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.compile_options import QUANTIZATION_CHOICES
+from edgecc.compile_options import QUANTIZATION_CHOICES, WEIGHTS_CHOICES
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "draft_quantization")
@@ -68,7 +68,15 @@ VLLM_KEYS = (
 @click.option(
     "--device",
     multiple=True,
-    help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ...  [default: cpu]",
+    help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ... May be given several "
+    "times.  [default: cpu]",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS_CHOICES),
+    default="auto",
+    show_default=True,
+    help="Weights of engines: constants inside of them, or inputs bound at load; auto by size.",
 )
 @click.option(
     "--dtype",
@@ -157,7 +165,8 @@ def command(console: Console, **flags: Any) -> int:
         progress=console.progress(),
         instruments=print_ir(console, flags),
         check=flags["check"],
-        device=(flags["device"] or ("cpu",))[0],
+        device=flags["device"] or ("cpu",),
+        weights=flags["weights"],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         num_speculative_tokens=steps,
@@ -337,8 +346,4 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
     if flags["max_batch_size"] != 1:
         raise UnsupportedError(
             "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
-        )
-    if len(flags["device"]) > 1:
-        raise UnsupportedError(
-            "usage/devices", "a bundle holds the engines of one device", help="compile twice"
         )

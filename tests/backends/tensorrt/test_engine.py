@@ -51,6 +51,8 @@ ARTIFACT = {
     "library_version": "1.7.1.116",
     "compute_capabilities": [89, 120],
     "min_rows": 5,
+    "weight_file": None,
+    "tensors": {},
     "engines": {},
     "programs": {},
     "entries": {},
@@ -137,7 +139,7 @@ def test_a_plan_cannot_be_opened_without_a_driver(trt, tmp_path):
     x = builder.input("x", DType.F32, (sym("t"), 4), Role.ACTIVATION)
     builder.output(builder.op("silu", x), "y", Role.ACTIVATION)
     session = Session(trt, get_device("sm120"))
-    plan, _ = build(session, builder.module, builder.module.graphs["main"], lambda *_: None)
+    plan, _ = build(session, builder.module, builder.module.graphs["main"], (), lambda *_: None)
     path = tmp_path / "main.plan"
     path.write_bytes(plan)
     errors: list[str] = []
