@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.runtime import Generator, ModelInfo
@@ -20,6 +22,7 @@ from edgecc.ir.core import Graph
 from edgecc.passes.base import PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
+from helpers.engines import Written
 from helpers.lowering import Files
 from helpers.simulated_cuda import SimulatedCuda
 from helpers.simulated_tensorrt import Simulation
@@ -87,11 +90,19 @@ class SimulatedBundle:
         trt: The real module `tensorrt_rtx`.
         cuda_runtime: The real module `cuda.bindings.runtime`.
         module: After the passes.
+        weights: Policy for weights that are inputs; None leaves all of them inside of plans.
         options: Of `Simulation`.
     """
 
     def __init__(
-        self, folder: Path, trt: Any, cuda_runtime: Any, module: Module, **options: Any
+        self,
+        folder: Path,
+        trt: Any,
+        cuda_runtime: Any,
+        module: Module,
+        *,
+        weights: str | None = None,
+        **options: Any,
     ) -> None:
         self.module = module
         self.cuda = SimulatedCuda(cuda_runtime)
@@ -100,8 +111,22 @@ class SimulatedBundle:
         self.simulation = Simulation(trt, self.cuda, module, engines, **options)
         self.files = Files(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if weights is not None:
+            self._bind(trt, folder, weights)
         for name, engine in engines.items():
             (folder / engine["file"]).write_text(f"plan:{name}")
+
+    def _bind(self, trt: Any, folder: Path, policy: str) -> None:
+        """Take weights out of the plans, as the compiler does."""
+        written = Written(trt, self.module, DEVICE, policy, folder)
+        self.artifact["weight_file"] = str(written.file.path.relative_to(folder))
+        self.artifact["tensors"] = written.artifact["tensors"]
+        for name, network in written.networks.items():
+            self.artifact["engines"][name]["bound"] = written.artifact["engines"][name]["bound"]
+            self.simulation.weights[name] = {
+                item: np.ascontiguousarray(operand.array(network._read(operand.symbol))).tobytes()
+                for item, operand in network.inputs.items()
+            }
 
     def open(
         self, artifact: Mapping[str, Any] | None = None, progress: Callable[..., None] | None = None

@@ -72,6 +72,10 @@ class Simulation:
         engines: What the manifest says about each graph.
         capturable: What contexts answer when asked.
         change: Changes results of a graph, to see what notices.
+
+    Attributes:
+        enqueued: Graph and profile of every call that ran.
+        weights: What the memory of inputs that are weights has to hold, by graph and input.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Simulation:
         self.interpreter = RememberingInterpreter(module)
         self.capturable, self.change = capturable, change
         self.enqueued: list[tuple[str, int]] = []
+        self.weights: dict[str, dict[str, bytes]] = {}
         self.__name__, self.__version__ = trt.__name__, trt.__version__
 
     def __getattr__(self, name: str) -> Any:
@@ -125,8 +130,9 @@ class SimulatedEngine(StandIn):
         self.simulation, self.real = simulation, simulation.trt.ICudaEngine
         self._name = name
         self._described = simulation.engines[name]
-        self._tensors = {t["name"]: t for k in ("inputs", "outputs") for t in self._described[k]}
-        self._inputs = [t["name"] for t in self._described["inputs"]]
+        kinds = ("inputs", "bound", "outputs")
+        self._tensors = {t["name"]: t for k in kinds for t in self._described.get(k, ())}
+        self._inputs = self._tensors.keys() - {t["name"] for t in self._described["outputs"]}
         self.num_io_tensors = len(self._tensors)
         self.num_optimization_profiles = max(1, len(self._described["profiles"]))
         self.device_memory_size_v2 = SCRATCH
@@ -216,8 +222,8 @@ class SimulatedContext(StandIn):
             for size, dim in zip(self._shapes[item.name], item.value.type.shape, strict=True):
                 if not isinstance(dim, int) and len(dim.terms) == 1 and dim.terms[0][1] == 1:
                     symbols[dim.terms[0][0]] = size - dim.constant
-        index = list(self._engine._tensors).index(name) - len(graph.inputs)
-        shape = graph.outputs[index].value.type.shape
+        names = [t["name"] for t in _outputs(self._engine)]
+        shape = graph.outputs[names.index(name)].value.type.shape
         sizes = [d if isinstance(d, int) else d.substitute(symbols) for d in shape]
         return self.simulation.trt.Dims([int(str(s)) for s in sizes])
 
@@ -273,6 +279,9 @@ def _evaluate(
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return simulation.cuda.device(addresses[name], nbytes).view(dtype).reshape(shape)
 
+    for name, content in simulation.weights.get(engine._name, {}).items():
+        found = simulation.cuda.device(addresses[name], len(content)).tobytes()
+        assert found == content, f"{name} is not the weight"
     graph = simulation.module.graphs[engine._name]
     inputs = {}
     for item in graph.inputs:

@@ -256,6 +256,30 @@ def test_caches_are_cleared_and_bound_once(make, module):
     assert features == target.address(Role.HIDDEN_TAP)
 
 
+@pytest.mark.parametrize("policy", ["embed", "bind"])
+def test_weights_that_are_inputs(make, module, monkeypatch, policy):
+    """Uploaded once, bound to every engine that takes them, and what a constant would hold."""
+    monkeypatch.setattr("edgecc.backends.tensorrt.policy.SHARED_BYTES", 0)
+    bundle = make(weights=policy)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert found.token_ids == greedy(module, PROMPT, 8)
+    bound = {n for names in bundle.simulation.weights.values() for n in names}
+    shared = set.intersection(
+        *(set(bundle.simulation.weights[g]) for g in ("target.body", "draft.body"))
+    )
+    assert any("embed_tokens" in name for name in shared)
+    assert (len(bound) > 20) is (policy == "bind")
+
+
+def test_an_engine_without_its_weights(make):
+    bundle = make(weights="bind")
+    artifact = copy.deepcopy(bundle.artifact)
+    artifact["engines"]["lm_head"]["bound"].pop()
+    with pytest.raises(BundleError, match="in one of both only"):
+        bundle.open(artifact)
+
+
 def test_too_little_memory(make):
     bundle = make()
     bundle.cuda.limit = 100_000
