@@ -9,6 +9,7 @@ from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.bundle_writer import BundleWriter
 from edgecc.backends.onnx.lower import lower as write_models
 from edgecc.backends.onnx.lower import stored_tensors
+from edgecc.backends.runtime.golden import lowered_golden_file
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.compile_options import CompileOptions
@@ -116,7 +117,9 @@ class EngineShare(Share):
         lowered, module = self.lowered, self.lowered.module
         if golden is not None:
             report("evaluate", 0, 1)
-            lowered.checks.extend(map(str, check_lowered(module, golden)))
+            checks, rows = check_lowered(module, golden)
+            lowered.checks.extend(map(str, checks))
+            writer.write_file(lowered_golden_file(lowered.device.name), rows)
             report("evaluate", 1, 1)
             module.decisions.append(
                 "the lowered graphs were evaluated in their own precision, the engines were not run"

@@ -16,11 +16,14 @@ from safetensors.numpy import save
 
 from edgecc.backends.base import Array
 from edgecc.backends.onnxruntime import OrtEngine
-from edgecc.backends.runtime.verify import (
+from edgecc.backends.runtime.golden import (
     GOLDEN_FILE,
+    NARROW,
     Check,
     Verification,
     compare_golden,
+    compare_proposals,
+    compare_values,
     read_golden,
 )
 from edgecc.errors import InputError, InternalError, MismatchError
@@ -38,14 +41,6 @@ __all__ = ["GOLDEN_FILE", "check_engine", "check_lowered", "golden_rows", "make_
 
 PROMPT_ROWS = 5
 """Long enough for every kernel's many-row path, short enough for models that take seconds a row."""
-
-NARROW_TOLERANCE = 0.05
-"""Largest difference of a graph that computes in 16 bits, relative to the largest reference value.
-Each op rounds by up to 2^-9 in bf16; the shipped pairs stay below 0.01."""
-
-NARROW_PROPOSALS = 0.5
-"""Share of proposals that may differ: a rounding decides between two near tokens, and the tokens
-after it follow. A wrong graph proposes all others."""
 
 
 def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
@@ -150,7 +145,7 @@ def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) ->
         engine.close()
 
 
-def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
+def check_lowered(module: Module, golden: bytes) -> tuple[tuple[Check, ...], bytes]:
     """Evaluate the graphs that a builder is going to get, and compare with the golden rows.
 
     The interpreter rounds every value to the type it has in the lowered graph, and computes with
@@ -162,7 +157,7 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
         golden: Of the module as lifted.
 
     Returns:
-        The comparisons, all passed.
+        The comparisons, all passed, and what was computed: golden rows with the same arithmetic.
 
     Raises:
         MismatchError: Numbers differ by more than the tolerance.
@@ -172,16 +167,16 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
     limits = _section(module, "limits")
     with suppress(InternalError, ValueError):
         module = with_smaller_caches(module, int(str(limits["max_model_len"])) - max(rows, 2))
-    found = read_golden(make_golden(module, rows))
+    lowered = make_golden(module, rows)
+    found = read_golden(lowered)
     checks = [
-        _narrow_check(f"lowered {name}", found[name], expected[name])
+        compare_values(f"lowered {name}", found[name], expected[name], NARROW.values)
         for name in ("logits", "hidden_tap")
         if name in expected
     ]
     if "proposals" in expected:
-        share = float(np.mean(found["proposals"] != expected["proposals"]))
-        passed = share <= NARROW_PROPOSALS
-        checks.append(Check("lowered proposals", share, NARROW_PROPOSALS, passed))
+        pair = found["proposals"], expected["proposals"]
+        checks.append(compare_proposals("lowered proposals", *pair, NARROW.tokens))
     result = Verification(tuple(checks))
     if not result.passed:
         raise MismatchError(
@@ -190,13 +185,7 @@ def check_lowered(module: Module, golden: bytes) -> tuple[Check, ...]:
             notes=[str(c) for c in checks],
             help="find the pass with --check 1",
         )
-    return result.checks
-
-
-def _narrow_check(name: str, found: Array, expected: Array) -> Check:
-    scale = float(np.abs(expected).max()) or 1.0
-    error = float(np.abs(found.astype(np.float64) - expected).max()) / scale
-    return Check(name, error, NARROW_TOLERANCE, error <= NARROW_TOLERANCE)
+    return result.checks, lowered
 
 
 class _Directory:

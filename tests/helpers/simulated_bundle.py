@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,41 @@ class SimulatedBundle:
         """The runtime over it."""
         metadata = {"draft": None, **self.module.metadata}
         return Generator(self.open(), ModelInfo.from_manifest(metadata))
+
+
+def write_bundle(
+    folder: Path, cpu: Path, module: Module, artifact: Mapping[str, Any], rows: Mapping[str, bytes]
+) -> Path:
+    """A bundle for the simulated GPU, made from the CPU bundle of the same pair.
+
+    Args:
+        folder: Where the files that stand for plans are; becomes the bundle.
+        cpu: The CPU bundle.
+        module: As lowered for the device.
+        artifact: See `artifact_of`.
+        rows: Further files, by name.
+    """
+    manifest = json.loads((cpu / "bundle.json").read_text())
+    kept = [n for n in manifest["files"] if n.startswith(("tokenizer/", "golden"))]
+    for name in kept:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((cpu / name).read_bytes())
+    for name, data in rows.items():
+        (folder / name).write_bytes(data)
+    plans = [e["file"] for e in artifact["engines"].values()]
+    manifest["files"] = {
+        name: {
+            "bytes": (folder / name).stat().st_size,
+            "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
+        }
+        for name in sorted((*kept, *plans, *rows))
+    }
+    manifest["artifacts"] = {DEVICE: dict(artifact)}
+    manifest["weights"], manifest["shared"] = {}, []
+    for entry in module.entries():
+        ports = interface(entry)
+        for output in ports["outputs"]:
+            del output["value"]
+        manifest["entries"][entry.name] = ports
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+    return folder
