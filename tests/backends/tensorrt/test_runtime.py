@@ -369,6 +369,16 @@ def test_a_file_that_is_no_plan(make, tmp_path):
         bundle.open()
 
 
+def test_recurrent_targets_are_refused(make):
+    bundle = make()
+    artifact = copy.deepcopy(bundle.artifact)
+    state = {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]}
+    artifact["entries"]["target"]["inputs"].append(state)
+    with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
+        bundle.open(artifact)
+    assert caught.value.exit_code == 4
+
+
 def test_progress(make):
     told = []
     bundle = make()
