@@ -152,6 +152,7 @@ class Stream:
         self._cuda = cuda
         self._runtime = runtime
         self._stream = cuda.call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        self._sources: list[Array] = []
 
     @property
     def handle(self) -> int:
@@ -159,12 +160,14 @@ class Stream:
         return int(self._stream)
 
     def upload(self, address: int, source: Array) -> None:
-        """Copy an array to the device. It may be changed again after the call, except in a graph.
+        """Copy an array to the device.
 
         Args:
             address: Device memory for all of it.
-            source: C-contiguous; page-locked while a graph is captured.
+            source: C-contiguous; page-locked while a graph is captured. It is kept alive and must
+                not change until `synchronize`: the copy may be late where memory is shared.
         """
+        self._sources.append(source)
         self._copy(address, source.ctypes.data, source.nbytes, "HostToDevice")
 
     def download(self, target: Array, address: int) -> None:
@@ -190,6 +193,7 @@ class Stream:
             BackendError: Something that was started before failed.
         """
         self._cuda.call("cudaStreamSynchronize", self._stream)
+        self._sources.clear()
 
     @contextmanager
     def capture(self) -> Iterator[CapturedGraph]:

@@ -71,6 +71,7 @@ class DeviceState:
             addresses[buffer.id] = self.memory(buffer.nbytes)
             for offset, block in weights.blocks(buffer):
                 self.stream.upload(addresses[buffer.id] + offset, block)
+                self.stream.synchronize()  # blocks are made one at a time, and not kept
         for graph in self.plans:
             bound = weights.inputs(graph)
             self._weights[graph] = {name: addresses[id] for name, id in bound.items()}

@@ -7,6 +7,7 @@ the proposals and the target's choices.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from edgecc.backends.tensorrt.cuda import CapturedGraph
 from edgecc.backends.tensorrt.device import DeviceState
 from edgecc.backends.tensorrt.executable import MakeContext, TrtExecutable
 from edgecc.backends.tensorrt.plan import Context
+from edgecc.errors import BackendError
 
 INTEGER = 8
 """Bytes of a token, a length or a row number."""
@@ -55,6 +57,7 @@ class TrtRounds:
         self._row_numbers = state.memory(self._rows * INTEGER)
         state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
         self._works: dict[int, _Work] = {}
+        self._captures = True
 
     def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
         """See `GreedyRounds.run`.
@@ -125,12 +128,22 @@ class TrtRounds:
         return self._target.calls(shapes, [Role.CHOSEN_TOKENS, *taps], make)
 
     def _capture(self, work: _Work) -> None:
-        """Record a round that has run once: TensorRT wants that before a capture."""
-        handle = self._state.stream.handle
-        if all(context.capturable(handle) for context in (*work.draft, *work.target)):
+        """Record a round that has run once: TensorRT wants that before a capture.
+
+        Where that cannot be, rounds go on engine by engine, as the first one ran.
+        """
+        calls, handle = (*work.draft, *work.target), self._state.stream.handle
+        if not self._captures or not all(context.capturable(handle) for context in calls):
+            self._captures = False
+            return
+        try:
             with self._state.stream.capture() as graph:
                 self._enqueue(work.draft, work.target)
-            work.graph = graph
+        except BackendError as error:
+            self._captures = False
+            warnings.warn(f"rounds run without a CUDA graph: {error}", RuntimeWarning, stacklevel=2)
+            return
+        work.graph = graph
 
     def _enqueue(self, draft_calls: Iterable[Context], target_calls: Iterable[Context]) -> None:
         """Everything of a round, in order, without waiting for any of it."""

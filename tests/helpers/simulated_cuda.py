@@ -1,8 +1,8 @@
 """A GPU's memory, streams and captured graphs in NumPy, in place of `cuda.bindings.runtime`.
 
-Work put into a stream waits until the stream is synchronized, as late as CUDA allows; page-locked
-memory is read then, other memory at the call. Every access has to lie in one live allocation. Calls
-are checked against the signatures of the real module.
+Work put into a stream waits until the stream is synchronized, as late as CUDA allows, and memory of
+the host is read then. Every access has to lie in one live allocation. Calls are checked against the
+signatures of the real module.
 """
 
 from __future__ import annotations
@@ -191,18 +191,14 @@ class SimulatedCuda:
         self, target: int, source: int, count: int, kind: Any, stream: Any
     ) -> None:
         direction = kind.name.removeprefix("cudaMemcpy")
-        snapshot = None
-        if direction == "HostToDevice" and not self._is_pinned(source):
-            assert self.recording is None, "a graph copies from memory that is not page-locked"
-            snapshot = self._host(source, count).copy()
-        if direction == "DeviceToHost" and self.recording is not None:
-            assert self._is_pinned(target), "a graph copies to memory that is not page-locked"
+        if self.recording is not None and direction != "DeviceToDevice":
+            host = source if direction == "HostToDevice" else target
+            assert self._is_pinned(host), "a graph copies memory that is not page-locked"
 
         def work() -> None:
             self.copied[direction] += count
             if direction == "HostToDevice":
-                data = self._host(source, count) if snapshot is None else snapshot
-                self.device(target, count)[...] = data
+                self.device(target, count)[...] = self._host(source, count)
             elif direction == "DeviceToHost":
                 self._host(target, count)[...] = self.device(source, count)
             else:

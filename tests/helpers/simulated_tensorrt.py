@@ -91,6 +91,7 @@ class Simulation:
         self.trt, self.cuda, self.module, self.engines = trt, cuda, module, engines
         self.interpreter = RememberingInterpreter(module)
         self.capturable, self.change = capturable, change
+        self.refuses_capture = False
         self.enqueued: list[tuple[str, int]] = []
         self.weights: dict[str, dict[str, bytes]] = {}
         self.__name__, self.__version__ = trt.__name__, trt.__version__
@@ -239,6 +240,8 @@ class SimulatedContext(StandIn):
     def execute_async_v3(self, stream_handle: int) -> bool:
         assert stream_handle == 4711
         engine, cuda = self._engine, self.simulation.cuda
+        if cuda.recording is not None and self.simulation.refuses_capture:
+            return False
         if cuda.recording is not None:
             assert self._ran, "captured before it has run with these shapes"
             assert self.simulation.capturable

@@ -149,6 +149,20 @@ def test_the_text_is_that_of_plain_decoding(make, module, capturable):
     assert bool(bundle.cuda.launched) is capturable
 
 
+def test_a_capture_that_fails(make, module):
+    """Said once; the text comes all the same."""
+    bundle = make()
+    bundle.simulation.refuses_capture = True
+    with (
+        bundle.generator() as generator,
+        pytest.warns(RuntimeWarning, match="without a CUDA graph: .*does not run") as told,
+    ):
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert found.token_ids == greedy(module, PROMPT, 12)
+    assert bundle.cuda.launched == 0
+    assert len([w for w in told if w.category is RuntimeWarning]) == 1
+
+
 def test_to_the_last_position(make, module):
     prompt = PROMPT[:9]
     expected = greedy(module, prompt, 64 - 9)
