@@ -46,8 +46,13 @@ class Editor(Rewriter):
         return node
 
     def is_dead(self, node: Node) -> bool:
-        """Whether nothing reads any result of a node."""
-        return not any(r.uses or r in self.returned for r in node.results)
+        """Whether nothing reads any result of a node, and it may go.
+
+        Calls stay: without its last call a graph would count as an entry. `dce` removes both.
+        """
+        return node.op.name != "call" and not any(
+            r.uses or r in self.returned for r in node.results
+        )
 
 
 def axis_of(node: Node) -> int:

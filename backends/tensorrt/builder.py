@@ -9,7 +9,7 @@ from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.tensorrt.emitter import Emitter
-from edgecc.backends.tensorrt.library import error_log
+from edgecc.backends.tensorrt.library import error_log, uncollected
 from edgecc.devices import Device
 from edgecc.errors import UnsupportedError
 from edgecc.ir.core import site
@@ -43,7 +43,8 @@ class Session:
         self.trt = library
         self.device = device
         self.errors: list[str] = []
-        self.builder = library.Builder(error_log(library, self.errors))
+        with uncollected():
+            self.builder = library.Builder(error_log(library, self.errors))
 
     def network(self, name: str) -> Any:
         """An empty strongly typed network. The plan holds its name: it must not be a counter."""
@@ -78,7 +79,7 @@ class Session:
         self.errors.clear()
         plan = self.builder.build_serialized_network(emitter.network, config)
         if guard.stopped:
-            raise guard.stopped[0]
+            raise guard.stopped.pop()  # kept in the guard, it would be a cycle with this frame
         if plan is None:
             raise self.refusal(emitter)
         return bytes(plan)

@@ -14,7 +14,7 @@ from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, load_runtime
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState
 from edgecc.backends.tensorrt.executable import TrtExecutable
-from edgecc.backends.tensorrt.library import NAMES, error_log, load_library
+from edgecc.backends.tensorrt.library import NAMES, error_log, load_library, uncollected
 from edgecc.backends.tensorrt.plan import Plan, deserialize
 from edgecc.backends.tensorrt.rounds import TrtRounds
 from edgecc.errors import BackendError, BundleError, UnsupportedError
@@ -126,12 +126,14 @@ def open_engine(
     _check_gpu(cuda, artifact)
     errors: list[str] = []
     log = error_log(library, errors)
-    runtime = library.Runtime(log)
+    with uncollected():
+        runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
         path = bundle.file(described["file"])
-        engine = deserialize(library, runtime, path, errors)
+        with uncollected():
+            engine = deserialize(library, runtime, path, errors)
         plans[name] = Plan(library, engine, name, described, errors)
     _report(progress, len(plans), artifact["engines"])
     state = DeviceState(cuda, plans, keep=(runtime, log))

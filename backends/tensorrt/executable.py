@@ -55,6 +55,11 @@ class TrtExecutable:
         """Rows a cache holds for the runtime."""
         return self._capacity
 
+    @property
+    def log_rows(self) -> int:
+        """Rows of logs of states: there are no states."""
+        return 0
+
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from edgecc.errors import UnsupportedError
@@ -47,6 +49,23 @@ def error_log(library: Any, errors: list[str]) -> Any:
                 errors.append(message)
 
     return Log()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection inside: calls into the library go here.
+
+    The library holds a lock while it calls a logger written in Python. If a collection started
+    there and found an old builder in a cycle (a kept traceback is enough), destroying that builder
+    would wait for the same lock, for ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def load_library(name: str) -> Any:

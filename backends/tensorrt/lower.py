@@ -22,7 +22,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
 )
 from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
-from edgecc.backends.tensorrt.library import load_library
+from edgecc.backends.tensorrt.library import load_library, uncollected
 from edgecc.backends.tensorrt.operands import Operand
 from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
@@ -114,11 +114,12 @@ def build(
         LegalizeError: An op or encoding has no lowering.
     """
     sizes = fixed_sizes(module, graph)
-    network = session.network(graph.name)
-    emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
-    emitter.lower()
     made = profiles(module, graph, sizes)
-    plan = session.build(emitter, made, progress)
+    with uncollected():
+        network = session.network(graph.name)
+        emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
+        emitter.lower()
+        plan = session.build(emitter, made, progress)
     uses = {symbol: _use(use) for symbol, use in emitter.weights.items()}
     return plan, {
         "inputs": [

@@ -75,8 +75,9 @@ def to_tensor(array: Array, device: torch.device) -> Tensor:
 def to_array(tensor: Tensor) -> Array:
     """A copy of a tensor as a NumPy array of the same element type."""
     dtype = numpy_dtype(tensor.dtype)
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().copy().view(dtype).reshape(tuple(tensor.shape))
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a lone element can keep its stride
+    flat.copy_(tensor.detach().reshape(-1))
+    return flat.view(torch.uint8).numpy().view(dtype).reshape(tuple(tensor.shape))
 
 
 def round_to(tensor: Tensor, dtype: DType) -> Tensor:

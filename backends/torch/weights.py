@@ -87,15 +87,20 @@ class WeightStore:
     def pick(self, symbol: str, rows: list[int]) -> Tensor:
         """Decoded rows, in the order given; each is one read of packed bytes.
 
-        A read begins where the encoding stores rows together, at most a group before the row.
+        A read is the whole group of rows that the encoding stores together.
         """
         symbol = self._packed(symbol)
         if not rows:
             return self.decode(symbol, self.table.read(symbol, 0, 0))
         weight = self.table[symbol]
         group = weight.encoding.row_group(weight.shape)
-        reads = (self.table.read(symbol, row - row % group, row + 1) for row in rows)
-        return torch.cat([self.decode(symbol, parts)[-1:] for parts in reads])
+        picked = []
+        for row in rows:
+            first = row - row % group
+            last = min(first + group, weight.shape[0])
+            values = self.decode(symbol, self.table.read(symbol, first, last))
+            picked.append(values[row - first : row - first + 1])
+        return torch.cat(picked)
 
     def decode(self, symbol: str, parts: Mapping[str, Array]) -> Tensor:
         """Values of component arrays, in the dtype of the store."""

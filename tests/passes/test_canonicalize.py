@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.ir import Builder, DType, Module, Role, SymbolRange, Value, print_module, sym
+from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.ops.elementwise import CastAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.passes.base import PassContext
@@ -351,6 +352,20 @@ def test_work_grows_with_the_number_of_nodes(shape):
         return seen
 
     assert calls(800) < 16 * calls(100)
+
+
+def test_a_call_nobody_reads_stays():
+    """Its graph would count as an entry; `dce` removes both."""
+    module = Module("m")
+    module.symbols["b"] = SymbolRange(1, 2)
+    callee = Builder(module, "f")
+    callee.output(callee.input("x", DType.I64, (B, 3), Role.ACTIVATION), "y", Role.ACTIVATION)
+    caller = Builder(module, "g")
+    x = caller.input("x", DType.I64, (B, 3), Role.ACTIVATION)
+    called = caller.op("call", x, attrs=CallAttributes("f"))
+    caller.op("concat", called, attrs=AxisAttributes(1))
+    check_pass(Canonicalize(), module)
+    assert [n.op.name for n in module.graphs["g"].nodes] == ["call"]
 
 
 @given(modules(dead=True))

@@ -242,6 +242,8 @@ class ExecutableRounds:
 class Watched:
     """A target whose taps rounds can read after each call, with room for padding."""
 
+    log_rows = 0
+
     def __init__(self, target: Executable, rounds: ExecutableRounds, padding: int) -> None:
         self.inner, self.rounds = target, rounds
         self.capacity = target.capacity - padding

@@ -11,7 +11,7 @@ import torch
 
 from edgecc.backends.runtime import ModelInfo, Session, SpeculativeDecoder
 from edgecc.backends.torch import TorchExecutable, TorchExecutor
-from edgecc.devices import DEVICES, get_device
+from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir import Interpreter, Module
@@ -146,7 +146,7 @@ def before(module):
 
 @on_devices
 @pytest.mark.parametrize("form", ["dense", "int8-split"])
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", ONNX_DEVICES)
 def test_what_the_pipeline_makes_of_it(module, before, name, form, device):
     """Fused, lowered, outlined: the second oracle's word that all passes together are exact."""
     compiled, made = lifted(), get_device(name)

@@ -43,6 +43,7 @@ def test_arrays_of_any_layout_are_copied():
         tensor = to_tensor(view, CPU)
         tensor += 1
         assert tensor.tolist() == (view + 1).tolist()
+    assert to_array(torch.arange(4.0)[::2][:1]).tolist() == [0]
     back = to_array(tensor)
     back += 1
     assert tensor.tolist() == (back - 1).tolist()

@@ -69,8 +69,10 @@ def test_nvfp4_gives_the_exact_values(device):
 @pytest.mark.parametrize("encoding", SMALL_ENCODINGS, ids=str)
 def test_every_encoding_gives_the_values_of_the_formula(encoding, device):
     weight = sample(np.random.default_rng(4), encoding, 10, 24)
-    found = stored(table(w=weight.weight), device=device)["w"].dense()
-    np.testing.assert_array_equal(to_array(found), weight.values)
+    found = stored(table(w=weight.weight), device=device)["w"]
+    np.testing.assert_array_equal(to_array(found.dense()), weight.values)
+    ids = torch.arange(10, device=device)  # also rows that are stored together with others
+    np.testing.assert_array_equal(to_array(found.rows(ids)), weight.values)
 
 
 @on_devices
