@@ -156,9 +156,11 @@ class BindSharedWeights(Pass[BindSharedWeightsOptions]):
 
 
 def head_of(graph: Graph) -> str | None:
-    """The weight a graph computes its logits with, or None."""
+    """The weight a graph computes its logits with, or None; they may be widened afterwards."""
     for output in graph.outputs_by_role(Role.LOGITS):
         node: Node | None = output.value.producer
+        if node is not None and node.op.name == "cast":
+            node = node.operands[0].producer
         if node is not None and node.op.name == "linear":
             return node.weights[0]
     return None

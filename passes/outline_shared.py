@@ -47,7 +47,8 @@ class OutlineShared(Pass[NoOptions]):
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head
         is resident once, and the head that drafts is the head that verifies, bit for bit.
-        Embedding tables need no outlining: engines read rows of one mapped file.
+        Embedding tables need no outlining: engines read rows of one mapped file, or of one buffer
+        that all of them bind.
 
     Example:
         ```

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import findings_of
@@ -11,6 +12,9 @@ from edgecc.device_lowering import Lowered
 from edgecc.errors import Diagnostic
 from edgecc.passes.base import Remark
 from edgecc.passes.manager import PassTiming
+
+DeviceLines: TypeAlias = Sequence[tuple[str, Sequence[str]]]
+"""Lines by device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class CompileReport:
         timings: Seconds and sizes per pass.
         remarks: Where each pass applied, or why not.
         findings: Warnings and notes about the checkpoints.
-        pipeline: The passes, as text.
+        pipeline: The passes, as text; with several devices, `device: passes` of each.
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
         unchecked: Outputs that `check` could not compare, and why, one line each.
@@ -56,23 +60,23 @@ def compile_report(
         timings=tuple(t for x in lowered for t in x.manager.timings),
         remarks=tuple(r for x in lowered for r in x.ctx.remarks),
         findings=tuple(findings_of(lowered[0].lifted)),
-        pipeline=", ".join(by_device([(x.device.name, [str(x.manager)]) for x in lowered])),
+        pipeline="; ".join(_named([(x.device.name, [str(x.manager)]) for x in lowered])),
         weight_bytes=weight_bytes,
-        checks=tuple(by_device([(x.device.name, x.checks) for x in lowered])),
-        unchecked=tuple(by_device([(x.device.name, x.manager.unchecked()) for x in lowered])),
+        checks=tuple(_named([(x.device.name, x.checks) for x in lowered])),
+        unchecked=tuple(_named([(x.device.name, x.manager.unchecked()) for x in lowered])),
     )
 
 
-def by_device(lines: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines about several devices: those that all have once, then the others with the device.
-
-    Args:
-        lines: By device.
-    """
+def by_device(lines: DeviceLines) -> list[str]:
+    """Lines about several devices: those that all have once, then the others with the device."""
     if len(lines) == 1:
         return list(lines[0][1])
     common = set.intersection(*(set(found) for _, found in lines))
-    return [
-        *(line for line in lines[0][1] if line in common),
-        *(f"{device}: {line}" for device, found in lines for line in found if line not in common),
-    ]
+    own = [(device, [x for x in found if x not in common]) for device, found in lines]
+    return [*(x for x in lines[0][1] if x in common), *_named(own)]
+
+
+def _named(lines: DeviceLines) -> list[str]:
+    """Lines with the device, if there are several."""
+    several = len(lines) > 1
+    return [f"{device}: {x}" if several else x for device, found in lines for x in found]

@@ -88,7 +88,7 @@ def _bundle_weight(symbol: str, weight: dict[str, Any], decisions: list[str]) ->
         f"weight {print_symbol(symbol)}: {weight['encoding']}, {shape}, {weight['bytes']} bytes",
         f"  role     {weight.get('role', 'weight')}",
         f"  from     {weight['origin']}",
-        f"  in       {weight['file']}",
+        f"  in       {weight['file'] or 'the engines'}",
         f"  used by  {', '.join(weight['users']) or 'nothing'}",
     ]
     lines += [f"  decided  {d}" for d in decisions if symbol in d]

@@ -27,6 +27,7 @@ from edgecc.ir.weights import Inline, Weight
 from edgecc.nvfp4 import unpack_e2m1
 from helpers.lowering import nvfp4_values, random_nvfp4
 
+POLICIES = ("embed", "bind")
 BF16, F32, I64 = DType.BF16, DType.F32, DType.I64
 
 
@@ -174,7 +175,7 @@ def test_every_op_of_the_records_has_a_lowering_and_a_network():
     assert ops == set(LOWERINGS) == set(NETS)
 
 
-@pytest.mark.parametrize("weights", ["embed", "bind"])
+@pytest.mark.parametrize("weights", POLICIES)
 @pytest.mark.parametrize("device", ["sm86", "sm120"])
 def test_each_op_builds(trt, device, weights):
     """One builder for all: what it costs is starting it."""
@@ -258,6 +259,24 @@ def test_the_8_bit_form_of_nvfp4_is_exact():
     assert np.array_equal(product.astype(ml_dtypes.bfloat16).astype(np.float64), product)
     expected = nvfp4_values(codes, scale, np.float32(1))
     assert np.array_equal(product, expected)
+
+
+def test_a_fine_tune_gets_the_plan_of_its_base(trt):
+    """Bound weights leave no value in the plan; constants do."""
+
+    def made(seed):
+        def fill(n):
+            n.random = np.random.default_rng(seed)
+            y = linear(n, n.packed("w"), bias=True)
+            return n.op(
+                "rms_norm", y, weights=(n.dense("g", (64,)),), attrs=RmsNormAttributes(1e-6)
+            )
+
+        return net(fill)
+
+    plans = {w: [built(trt, made(s), "sm120", weights=w)[0] for s in (1, 2)] for w in POLICIES}
+    assert plans["bind"][0] == plans["bind"][1]
+    assert plans["embed"][0] != plans["embed"][1]
 
 
 @pytest.mark.parametrize("name", ["add", "cache_update"])

@@ -134,7 +134,11 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     assert set(engines) == {"lm_head", "target.body", "target.tail", "draft.body", "draft.tail"}
     assert len(first.checks) == 3
     head = engines["lm_head"]
-    assert [s["role"] for s in bundle["shared"]] == ["lm_head"]  # each plan has its embedding
+    assert [s["role"] for s in bundle["shared"]] == ["embed_tokens", "lm_head"]
+    assert [e["bound_bytes"] > 0 for e in engines.values()] == [
+        name in ("target.body", "draft.body") for name in engines
+    ]
+    assert bundle["files"]["weights/weights.safetensors"]["bytes"] < 1.01 * (4096 * 256 * 2)
     assert (tmp_path / "a" / head["file"]).stat().st_size == head["bytes"]
     if device == "sm120":
         assert {w["precision"] for w in head["weights"].values()} == {"nvfp4"}
@@ -144,6 +148,26 @@ def test_a_pair_compiles(trt, pair, tmp_path, device):
     with pytest.raises(UnsupportedError) as caught:
         edgecc.load(tmp_path / "a")
     assert caught.value.id in ("cuda/no-gpu", "cuda/not-installed", "tensorrt/wrong-gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", BUILT)
+def test_a_pair_compiles_with_weights_as_inputs(trt, pair, tmp_path, device):
+    """No weight is in a plan, and those of the file are as few as the checkpoint's."""
+    report = edgecc.compile(*pair, out=tmp_path / "a", device=device, weights="bind")
+    bundle = report.bundle.manifest
+    engines = bundle["artifacts"][device]["engines"]
+    assert {e["weight_bytes"] for e in engines.values()} == {0}
+    assert bundle["artifacts"][device]["weights"] == "bind"
+    encoded = sum(w["bytes"] for w in bundle["weights"].values())
+    size = bundle["files"]["weights/weights.safetensors"]["bytes"]
+    assert report.weight_bytes == size <= 1.01 * encoded
+    assert {w["file"] for w in bundle["weights"].values()} == {"weights/weights.safetensors"}
+    shipped = sum((folder / "model.safetensors").stat().st_size for folder in pair)
+    computed = sum(w["bytes"] for w in bundle["weights"].values() if "rope_table" in w["origin"])
+    assert size - computed <= 1.1 * shipped
+    with pytest.raises(UnsupportedError, match="cannot run them yet"):
+        edgecc.load(tmp_path / "a")
 
 
 @pytest.mark.slow
