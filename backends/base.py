@@ -30,10 +30,13 @@ __all__ = [
     "Engine",
     "Executable",
     "FloatArray",
+    "GreedyRound",
+    "GreedyRounds",
     "Holding",
     "IntArray",
     "Progress",
     "Role",
+    "greedy_rounds",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -63,6 +66,45 @@ class Executable(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class GreedyRound:
+    """What a draft proposed and a target chose.
+
+    Attributes:
+        proposals: i64 `[N]`; empty if the draft took no part.
+        chosen: i64, at least `[N + 1]`: row i is the target's token after the anchor and the first
+            i proposals.
+    """
+
+    proposals: IntArray
+    chosen: IntArray
+
+
+class GreedyRounds(Protocol):
+    """Greedy decoding of one sequence where the tokens are: on the device.
+
+    A target's and a draft's executable with a shortcut between them: the target's taps become the
+    draft's features, and the draft's proposals the target's tokens, without passing the host. What
+    a round does to the caches is what the two calls would do.
+    """
+
+    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+        """Draft, verify and choose.
+
+        Args:
+            anchor: The newest committed token.
+            start: Valid rows of the target's caches. All proposals of the draft are verified.
+            features: How many of the first rows of HIDDEN_TAP, as the target's last call left them,
+                the draft has to take. 0 leaves out the draft: the target chooses one token.
+            draft_length: Valid rows of the draft's caches.
+        """
+        ...
+
+    def features(self, rows: int) -> FloatArray:
+        """The first rows of HIDDEN_TAP that the target's last call left, f32 `[1, rows, n*H]`."""
+        ...
+
+
 class Engine(Protocol):
     """A bundle opened on one device."""
 
@@ -77,6 +119,12 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release sessions, mappings and caches."""
         ...
+
+
+def greedy_rounds(engine: Engine) -> GreedyRounds | None:
+    """The rounds of an engine that runs them on its device: its attribute `rounds`, if any."""
+    rounds: GreedyRounds | None = getattr(engine, "rounds", None)
+    return rounds
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]

@@ -6,6 +6,7 @@ DIR/<device>-<graph>.onnx what a backend wrote, with the weights it points to
 DIR/weights/              packed weights (safetensors)
 DIR/tokenizer/            tokenizer files as the target checkpoint ships them
 DIR/golden.safetensors    a few inputs and reference outputs
+DIR/golden-<device>.safetensors   the same, rounded where the engines of the device round
 ```
 
 `bundle.schema.json` is the exact definition of the manifest. `bundle_writer` makes bundles,

@@ -70,7 +70,10 @@ def lift(
     _symbols(module, options, lifted_draft)
     num_tokens = count_tokens(target_ckpt, base) if target_ckpt else base.vocab_size
     if target_ckpt is not None and target_config is not None:
-        _lift_target(module, target_ckpt, target_config, lifted_draft, length, num_tokens)
+        # A row more than the runtime may use: engines pad single-row calls.
+        spare = lifted_draft.steps if lifted_draft and options.pads_rounds else 1
+        capacity = length + max(spare, 1)
+        _lift_target(module, target_ckpt, target_config, lifted_draft, capacity, num_tokens)
     if lifted_draft is not None:
         _lift_draft(module, lifted_draft, target_config, length, num_tokens)
     module.metadata["limits"] = {
@@ -87,7 +90,7 @@ def _lift_target(
     checkpoint: Checkpoint,
     config: TextConfig,
     draft: Draft | None,
-    length: int,
+    capacity: int,
     num_tokens: int,
 ) -> None:
     frontend = get_target(config)
@@ -101,8 +104,7 @@ def _lift_target(
     if draft is not None:
         draft.check_target(config)
     check_layers(checkpoint, names, config.num_hidden_layers)
-    # One row more than the runtime may use: engines pad single-row calls.
-    frontend.build(weights, config, taps, length + 1)
+    frontend.build(weights, config, taps, capacity)
     ignorable = [pattern for patterns in frontend.left_out.values() for pattern in patterns]
     _note(module, weights, check_unread(weights, ignorable))
     module.decisions.extend(left_out(weights, frontend.left_out))

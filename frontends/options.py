@@ -15,12 +15,15 @@ class LiftOptions:
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
+        pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
+            fit behind the last position.
     """
 
     max_model_len: int | None = None
     max_input_len: int | None = None
     prefill_chunk: int = 128
     num_speculative_tokens: int | None = None
+    pads_rounds: bool = False
 
 
 DEFAULT_MODEL_LEN = 8192

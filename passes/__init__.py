@@ -23,6 +23,7 @@ PASSES: Mapping[str, str] = {
     "assign-precision": "edgecc.passes.assign_precision:AssignPrecision",
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
     "canonicalize": "edgecc.passes.canonicalize:Canonicalize",
+    "choose-tokens": "edgecc.passes.choose_tokens:ChooseTokens",
     "cse": "edgecc.passes.cse:Cse",
     "dce": "edgecc.passes.dce:Dce",
     "dedupe-weights": "edgecc.passes.dedupe_weights:DedupeWeights",

@@ -9,6 +9,7 @@ from edgecc.passes.assign_precision import AssignPrecision, AssignPrecisionOptio
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
 from edgecc.passes.canonicalize import Canonicalize
+from edgecc.passes.choose_tokens import ChooseTokens
 from edgecc.passes.cse import Cse
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights
@@ -65,6 +66,7 @@ def default_pipeline(
         ),
         # Structure: only what the runtime asks for, in the shapes engines like.
         *([] if keep_draft_logits else [DropOutputs()]),
+        *([ChooseTokens()] if device.chooses_tokens else []),
         UnrollMarkov(),
         # Clean-up: what the structure left behind, so that fusions find one form of everything.
         Canonicalize(),

@@ -28,6 +28,7 @@ from edgecc.ir.random_inputs import random_inputs
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.sampled_weights import SampledWeights
 from edgecc.ir.weights import Parts
+from edgecc.roles import ADDED
 
 CACHE_ROWS = 48
 """Rows of caches during a comparison: room for the few rows of random inputs at either end."""
@@ -185,15 +186,16 @@ def _interface_difference(before: Module, after: Module) -> Difference | None:
         found = after.graphs.get(graph.name)
         if found is None:
             return Difference(graph.name, "", 0, "the graph is gone")
-        old, new = (
+        old, now = (
             {(i.name, i.value.type.shape, i.role) for i in g.inputs} for g in (graph, found)
         )
-        if old != new:
-            changed = sorted({name for name, *_ in old ^ new})
+        if old != now:
+            changed = sorted({name for name, *_ in old ^ now})
             return Difference(graph.name, "", 0, f"other inputs: {', '.join(changed)}")
         kept, made = ({(o.name, o.role, o.alias) for o in g.outputs} for g in (graph, found))
-        if made - kept:  # fewer are fine
-            changed = sorted({name for name, *_ in made - kept})
+        new = {o for o in made - kept if o[1] not in ADDED}
+        if new:  # fewer are fine
+            changed = sorted({name for name, *_ in new})
             return Difference(graph.name, "", 0, f"other outputs: {', '.join(changed)}")
     return None
 

@@ -18,12 +18,12 @@ from edgecc.golden import (
     GOLDEN_FILE,
     PROMPT_ROWS,
     check_engine,
-    check_lowered,
     golden_rows,
     make_golden,
 )
 from edgecc.ir.core import Module
 from edgecc.ir.types import DType
+from edgecc.lowered_check import check_lowered
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.default import default_pipeline
@@ -207,7 +207,7 @@ class TestLowered:
     def test_right_graphs(
         self, pairs: dict[str, tuple[Path, Path]], name: str, device: str
     ) -> None:
-        checks = check_lowered(*self.lowered(pairs[name], device))
+        checks, _ = check_lowered(*self.lowered(pairs[name], device))
         assert [c.name.removeprefix("lowered ") for c in checks] == [
             "logits", "hidden_tap", "draft_logits", "proposals", "next_logits",
         ]  # fmt: skip

@@ -195,6 +195,10 @@ def test_runtime_starts_without_the_compiler() -> None:
     assert loaded_by("edgecc.backends.runtime", *COMPILER, *FRAMEWORKS, "networkx") == []
 
 
+def test_engines_open_without_the_compiler() -> None:
+    assert loaded_by("edgecc.backends.tensorrt", *COMPILER, *FRAMEWORKS, "networkx") == []
+
+
 def test_the_cache_knows_no_engine() -> None:
     assert loaded_by("edgecc.backends.cache", *COMPILER, *FRAMEWORKS, "numpy", "networkx") == []
 

@@ -16,10 +16,11 @@ from edgecc.compile_options import CompileOptions
 from edgecc.devices import get_device
 from edgecc.driver import lift
 from edgecc.errors import MismatchError, UnsupportedError, UsageError
-from edgecc.golden import check_lowered, golden_rows
+from edgecc.golden import golden_rows
 from edgecc.ir import Builder, Interpreter, Module, Role
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.types import DType
+from edgecc.lowered_check import check_lowered
 from edgecc.passes.base import PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
@@ -62,9 +63,10 @@ def refused(module: Module, golden: bytes) -> str:
 def test_the_shipped_target_passes(golden):
     module, _ = lowered(W4A4)
     assert len(ops(module)) == 33  # 8 layers of 4, and the head; q, k, v and gate, up share one
-    found = {c.name: c for c in check_lowered(module, golden)}
+    found = {c.name: c for c in check_lowered(module, golden)[0]}
     assert list(found) == [
         "lowered logits",
+        "lowered next_logits",
         "activation scales",
         "activations in nvfp4<block=16>",
         "quantized logits",
@@ -76,7 +78,8 @@ def test_the_shipped_target_passes(golden):
 
 def test_16_bit_activations_have_nothing_more_to_check(golden):
     module, _ = lowered(W4A4, activations="16bit")
-    assert [c.name for c in check_lowered(module, golden)] == ["lowered logits"]
+    checks, _ = check_lowered(module, golden)
+    assert [c.name for c in checks] == ["lowered logits", "lowered next_logits"]
 
 
 def test_a_missing_scale_is_refused(golden):

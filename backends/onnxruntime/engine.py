@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress
+from edgecc.backends.interface import Interface
 from edgecc.backends.mapped_weights import WeightFile
-from edgecc.backends.onnxruntime.artifact import check_artifact
 from edgecc.backends.onnxruntime.executable import OrtExecutable
 from edgecc.backends.onnxruntime.expand import expand
-from edgecc.backends.onnxruntime.interface import Interface
 from edgecc.errors import BackendError, BundleError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class OrtEngine:
         num_threads: int | None,
         progress: Progress | None,
     ) -> None:
-        check_artifact(artifact)
+        check_artifact(artifact, __package__, "models")
         self._artifact = artifact
         self._entries: dict[str, OrtExecutable] = {}
         weights = WeightFile(bundle.file(artifact["weight_file"]), artifact["tensors"])

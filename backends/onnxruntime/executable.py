@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.onnxruntime.interface import Interface, Port
+from edgecc.backends.interface import Interface, Port, needed_steps
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class OrtExecutable:
         values.update({name: value for name, (_, value) in self._caches.items()})
         wanted = [ports.outputs[role].value for role in outputs]
         steps = []
-        for step in self._needed(wanted):
+        for step in needed_steps(self._program, {*wanted, *ports.updates}):
             session = self._sessions[step["graph"]]
             binding = session.io_binding()
             for name, value in step["inputs"].items():
@@ -149,16 +149,6 @@ class OrtExecutable:
             steps.append((session, binding))
         arrays = {role: values[ports.outputs[role].value].numpy() for role in outputs}
         return _Plan(steps, buffers, arrays)
-
-    def _needed(self, wanted: Sequence[str]) -> list[Mapping[str, Any]]:
-        """The steps that update caches or that wanted values depend on, in order."""
-        needed = set(wanted) | set(self._interface.updates)
-        kept = []
-        for step in reversed(self._program):
-            if needed & set(step["outputs"].values()):
-                kept.append(step)
-                needed |= set(step["inputs"].values())
-        return kept[::-1]
 
 
 def _allocate(port: Port) -> tuple[Array, Any]:

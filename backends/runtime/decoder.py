@@ -9,15 +9,19 @@ commits one token at least, and the text is the one that the target writes alone
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter
+from typing import TypeAlias
 
 from edgecc.backends.base import FloatArray, IntArray
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
+
+Choose: TypeAlias = Callable[[int], int]
+"""The target's token of a row of a verification."""
 
 
 class FinishReason(StrEnum):
@@ -75,8 +79,8 @@ class Decoder(ABC):
         """Whether the draft takes part in a round whose anchor is at position `start`."""
 
     @abstractmethod
-    def _propose(self) -> Sequence[int]:
-        """Proposals for the next verification: valid token ids, at most `session.room`."""
+    def _most(self) -> int:
+        """Most proposals of the next verification, at most `session.room`."""
 
     def rounds(
         self,
@@ -123,11 +127,28 @@ class Decoder(ABC):
         """One verification: the tokens committed, the proposals, and how many were accepted."""
         session = self._session
         drafting = self._drafting(session.start)
-        proposed = tuple(self._propose()) if drafting else ()
-        logits = session.verify(proposed, features=drafting)
-        accepted, token = accept_greedy(logits, proposed, self._model.num_tokens, stops)
+        most = self._most() if drafting else 0
+        if session.runs_rounds:
+            proposed, choose = self._round(most, drafting)
+        else:
+            proposed, choose = self._verify(most, drafting)
+        accepted, token = accept(choose, proposed, stops)
         session.commit(accepted, token)
         return (*proposed[:accepted], token), proposed, accepted
+
+    def _verify(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
+        """Proposals and the target's choices, by calls of the draft and of the target."""
+        count = self._model.num_tokens
+        drafted = self._session.propose()[:most] if most else []
+        proposed = _valid_prefix(drafted, count)
+        logits = self._session.verify(proposed, features=drafting)
+        return tuple(proposed), lambda row: best_token(logits[row], count)
+
+    def _round(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
+        """The same from a round on the device."""
+        count = self._model.num_tokens
+        proposed, chosen = self._session.round(most, features=drafting)
+        return tuple(_valid_prefix(proposed, count)), lambda row: _checked(chosen[row], count)
 
 
 class PlainDecoder(Decoder):
@@ -136,8 +157,8 @@ class PlainDecoder(Decoder):
     def _drafting(self, start: int) -> bool:
         return False
 
-    def _propose(self) -> Sequence[int]:
-        return ()
+    def _most(self) -> int:
+        return 0
 
 
 class SpeculativeDecoder(Decoder):
@@ -170,35 +191,28 @@ class SpeculativeDecoder(Decoder):
     def _drafting(self, start: int) -> bool:
         return start <= self._last_start
 
-    def _propose(self) -> Sequence[int]:
-        room = self._session.room
-        if room < 1:
-            return ()
-        proposals = self._session.propose()[: min(self._wanted, room)]
-        return _valid_prefix(proposals, self._model.num_tokens)
+    def _most(self) -> int:
+        return max(0, min(self._wanted, self._session.room))
 
 
-def accept_greedy(
-    logits: FloatArray, proposed: Sequence[int], num_tokens: int, stop_ids: frozenset[int]
-) -> tuple[int, int]:
+def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) -> tuple[int, int]:
     """Keep the proposals that the target would have chosen itself.
 
     Rows after the first disagreement are not looked at.
 
     Args:
-        logits: f32 `[len(proposed) + 1, V]`; row i decides about proposal i.
+        choose: The target's token of a row; row i decides about proposal i.
         proposed: The proposals that were verified.
-        num_tokens: Ids from here on are padding rows and are never chosen.
         stop_ids: A proposal that ends the text is not accepted but chosen: nothing follows it.
 
     Returns:
         How many proposals are accepted, and the token that the target adds to them.
     """
     for index, proposal in enumerate(proposed):
-        token = best_token(logits[index], num_tokens)
+        token = choose(index)
         if token != proposal or token in stop_ids:
             return index, token
-    return len(proposed), best_token(logits[len(proposed)], num_tokens)
+    return len(proposed), choose(len(proposed))
 
 
 def best_token(row: FloatArray, num_tokens: int) -> int:
@@ -220,6 +234,21 @@ def best_token(row: FloatArray, num_tokens: int) -> int:
             "runtime/logits-not-a-number",
             f"the target's logit for token {token} is not a number",
             help="run `edgecc verify` on the bundle: it finds the first layer that differs",
+        )
+    return token
+
+
+def _checked(token: int, num_tokens: int) -> int:
+    """A token that a device chose.
+
+    Raises:
+        BackendError: It is none, as happens where no logit is a number.
+    """
+    if not 0 <= token < num_tokens:
+        raise BackendError(
+            "runtime/no-token",
+            f"the device chose {token}, which is no token",
+            help="run `edgecc verify` on the bundle: it finds what differs",
         )
     return token
 

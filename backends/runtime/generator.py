@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 
-from edgecc.backends.base import Engine, IntArray
+from edgecc.backends.base import Engine, IntArray, greedy_rounds
 from edgecc.backends.runtime.chat import ChatTemplates, Message
 from edgecc.backends.runtime.decoder import (
     Decoder,
@@ -100,7 +100,9 @@ class Generator:
         self._chat = chat if chat is not None else ChatTemplates({})
         draft = None if model.draft is None else engine.entry("draft")
         target = engine.entry("target")
-        self._session = Session(target, draft, prefill_chunk=model.prefill_chunk)
+        self._session = Session(
+            target, draft, prefill_chunk=model.prefill_chunk, rounds=greedy_rounds(engine)
+        )
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
         self._closed = False

@@ -87,13 +87,12 @@ def load_bundle(
     model = ModelInfo.from_manifest(bundle.manifest)
     if model.draft is not None:
         _check_draft(bundle)
-    tokenizer, chat = _text_side(bundle)
-    artifact = bundle.artifact(_choose_device(bundle, device))
+    artifact = bundle.artifact(choose_device(bundle, device))
     engine = _engine_module(str(artifact["backend"]), bundle).open_engine(
         bundle, artifact, num_threads=num_threads, progress=progress
     )
-    try:
-        return Generator(engine, model, tokenizer, chat)
+    try:  # the text side last: what an engine lacks on this machine is known at once
+        return Generator(engine, model, *_text_side(bundle))
     except BaseException:
         engine.close()
         raise
@@ -106,7 +105,12 @@ def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplates | None]:
     return Tokenizer.from_directory(directory), ChatTemplates.from_directory(directory)
 
 
-def _choose_device(bundle: Bundle, device: str | None) -> str:
+def choose_device(bundle: Bundle, device: str | None) -> str:
+    """The device to use: the one asked for, the only one, or the CPU.
+
+    Raises:
+        BundleError: None was asked for, and there are several others.
+    """
     if device is not None:
         return device
     devices: list[str] = sorted(bundle.manifest["artifacts"])

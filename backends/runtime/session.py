@@ -13,36 +13,44 @@ Invariants, at every point where no verification is open (`start` counts rows of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
 
-from edgecc.backends.base import Array, Executable, FloatArray, IntArray, Role
+from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
 from edgecc.errors import InternalError
 
 
 class Session:
     """The state of one sequence.
 
-    A step is `verify`, then `commit`; `propose` may come before it. Arrays that engines return are
-    never kept over a further target call, because engines reuse them.
+    A step is `verify`, then `commit`; `propose` may come before it. Where the engine runs rounds on
+    its device, `round` is both in one. Arrays that engines return are never kept over a further
+    target call, because engines reuse them.
 
     Args:
         target: The target's entry.
         draft: The draft's entry, when there is one.
         prefill_chunk: Most rows of one target call.
+        rounds: Greedy rounds on the device, if the engine has them.
     """
 
     def __init__(
-        self, target: Executable, draft: Executable | None = None, *, prefill_chunk: int
+        self,
+        target: Executable,
+        draft: Executable | None = None,
+        *,
+        prefill_chunk: int,
+        rounds: GreedyRounds | None = None,
     ) -> None:
+        self._rounds = rounds
         self._target = target
         self._draft = draft
         self._chunk = prefill_chunk
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
         self.target_seconds = 0.0
-        """Time spent in target calls since this object was made, in seconds."""
+        """Time spent in target calls, and in rounds on the device, since this object was made."""
         self.draft_seconds = 0.0
         """Time spent in draft calls since this object was made, in seconds."""
         self.reset()
@@ -52,9 +60,10 @@ class Session:
         self._tokens: list[int] = []
         self._start = 0
         self._draft_length = 0
-        self._pending: Array | None = None
+        self._pending = 0
         self._open: tuple[int, ...] | None = None
-        self._tap: Array | None = None
+        self._collects = False
+        self._tap: Callable[[int], Array] = _no_features
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -74,7 +83,7 @@ class Session:
     @property
     def pending(self) -> int:
         """Committed positions whose features wait for the next draft call."""
-        return 0 if self._pending is None else int(self._pending.shape[1])
+        return self._pending
 
     @property
     def capacity(self) -> int:
@@ -90,6 +99,11 @@ class Session:
     def room(self) -> int:
         """Most proposals a verification can take now: each needs a row after the anchor's."""
         return min(self._target.capacity - self._start, self._chunk) - 1
+
+    @property
+    def runs_rounds(self) -> bool:
+        """Whether `round` is there, to be used instead of `propose` and `verify`."""
+        return self._rounds is not None
 
     def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> FloatArray:
         """Run a whole prompt through the target, in chunks.
@@ -129,7 +143,7 @@ class Session:
         Returns:
             All proposals of the block, in order: one draft call, read back once.
         """
-        if self._start != len(self._tokens) - 1 or self._pending is None:
+        if self._start != len(self._tokens) - 1 or not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
         proposals: list[int] = self._run_draft((Role.PROPOSALS,))[Role.PROPOSALS][0].tolist()
         return proposals
@@ -153,6 +167,32 @@ class Session:
         self._open = tuple(proposals)
         return logits
 
+    def round(self, most: int, *, features: bool) -> tuple[list[int], list[int]]:
+        """Draft, verify and choose on the device, with one read-back.
+
+        Args:
+            most: Most proposals to look at, at most `room`.
+            features: Let the draft take part, and collect features for it; see `verify`.
+
+        Returns:
+            The proposals, and the target's token after the anchor and after each of them.
+        """
+        if self._open is not None or self._start != len(self._tokens) - 1 or self._rounds is None:
+            raise _misuse("round follows push or commit")
+        if features and (not self._pending or self._draft_length + self._pending != self._start):
+            raise _misuse("the draft lacks the features of some committed positions")
+        begin = perf_counter()
+        rows = self._pending if features else 0
+        made = self._rounds.run(self._tokens[-1], self._start, rows, self._draft_length)
+        self.target_seconds += perf_counter() - begin
+        proposals = made.proposals[:most].tolist()
+        if features:
+            self._draft_length = self._start
+            self._tap = self._rounds.features
+        self._pending, self._collects = 0, features
+        self._open = tuple(proposals)
+        return proposals, made.chosen[: len(proposals) + 1].tolist()
+
     def commit(self, accepted: int, token: int) -> None:
         """Close a verification: keep the anchor, `accepted` proposals and the round's own token.
 
@@ -172,9 +212,8 @@ class Session:
     def _keep(self, rows: int) -> None:
         """Count the first rows of the target call just made as valid, with their features."""
         self._start += rows
-        if self._tap is not None:
-            self._pending = self._tap[:, :rows]
-            self._tap = None
+        if self._collects:
+            self._pending, self._collects = rows, False
 
     def _run_target(self, ids: IntArray, rows: IntArray | None, features: bool) -> FloatArray:
         """One target call after row `start`; its features are left in `_tap`.
@@ -184,10 +223,10 @@ class Session:
         """
         if self._start + len(ids) > self._target.capacity or len(ids) > self._chunk:
             raise _misuse(f"{len(ids)} rows after {self._start} do not fit")
-        if features and self._pending is not None:
+        if features and self._pending:
             # The engine is about to reuse the array, so the draft takes these rows now.
             self._run_draft(())
-        self._pending = None
+        self._pending, self._collects = 0, features
         begin = perf_counter()
         results = self._target.run(
             {
@@ -199,22 +238,22 @@ class Session:
         )
         self.target_seconds += perf_counter() - begin
         if features:
-            self._tap = results[Role.HIDDEN_TAP]
+            taps = results[Role.HIDDEN_TAP]
+            self._tap = lambda rows: taps[:, :rows]
         return _NO_LOGITS if rows is None else results[Role.LOGITS][0]
 
     def _run_draft(self, outputs: tuple[Role, ...]) -> dict[Role, Array]:
         """Append the pending features to the draft caches; with outputs, also run the block."""
-        features = self._pending
-        if self._draft is None or features is None:
+        if self._draft is None or not self._pending:
             raise _misuse("there is no draft")
         length = self._draft_length
-        end = length + int(features.shape[1])
+        end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
         begin = perf_counter()
         results = self._draft.run(
             {
-                Role.FEATURES: features,
+                Role.FEATURES: self._tap(self._pending),
                 Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
                 Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
             },
@@ -222,7 +261,7 @@ class Session:
         )
         self.draft_seconds += perf_counter() - begin
         self._draft_length = end
-        self._pending = None
+        self._pending = 0
         return results
 
 
@@ -235,6 +274,10 @@ _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {
 """What to ask the target for, by (logits wanted, features wanted)."""
 
 _NO_LOGITS: FloatArray = np.empty((0, 0), dtype=np.float32)
+
+
+def _no_features(rows: int) -> Array:
+    raise _misuse(f"{rows} rows of features were never collected")
 
 
 def _misuse(message: str) -> InternalError:

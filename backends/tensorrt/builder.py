@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.tensorrt.child import LESS_MEMORY
 from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.library import error_log, uncollected
 from edgecc.devices import Device
 from edgecc.errors import ResourceError, UnsupportedError
 from edgecc.ir.core import site
@@ -35,23 +34,6 @@ class Profile:
     shapes: Shapes
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No cyclic garbage collection inside: calls into the library go here.
-
-    The library holds a lock while it calls a logger written in Python. If a collection started
-    there and found an old builder in a cycle (a kept traceback is enough), destroying that builder
-    would wait for the same lock, for ever.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 class Session:
     """One builder with its log.
 
@@ -65,7 +47,7 @@ class Session:
         self.device = device
         self.errors: list[str] = []
         with uncollected():
-            self.builder = library.Builder(_logger(library, self.errors))
+            self.builder = library.Builder(error_log(library, self.errors))
 
     def network(self, name: str) -> Any:
         """An empty strongly typed network. The plan holds its name: it must not be a counter."""
@@ -141,7 +123,13 @@ class Session:
         )
 
     def _target(self, config: Any) -> None:
-        """Say which GPUs to build for; the full library builds for the one that is there."""
+        """Say which GPUs to build for; the full library builds for the one that is there.
+
+        Engines of TensorRT-RTX allocate nothing while they run, so that a CUDA graph can hold them.
+        """
+        flags = self.trt.BuilderFlag
+        if hasattr(flags, "REQUIRE_USER_ALLOCATION"):
+            config.set_flag(flags.REQUIRE_USER_ALLOCATION)
         if not hasattr(config, "num_compute_capabilities"):
             return
         capabilities = self.device.compute_capabilities
@@ -154,21 +142,6 @@ def _lines(text: str) -> list[str]:
     """The builder's messages without its noise, at most 300 characters each."""
     cleaned = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
     return [line[:300] for line in cleaned if line] or [text[:300]]
-
-
-def _logger(library: Any, errors: list[str]) -> Any:
-    """A logger that keeps errors and says nothing."""
-    severities = (library.ILogger.Severity.INTERNAL_ERROR, library.ILogger.Severity.ERROR)
-
-    class Log(library.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in severities:
-                errors.append(message)
-
-    return Log()
 
 
 class _Guard:

@@ -16,6 +16,7 @@ import numpy as np
 from edgecc.backends.base import Array
 from edgecc.backends.layouts import Parts
 from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.tensorrt.library import DATA_TYPES
 from edgecc.backends.tensorrt.operands import Operand
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value, site
@@ -27,19 +28,6 @@ Tensor: TypeAlias = Any
 """An `ITensor` of the library."""
 
 LOWERINGS: dict[str, Lowering] = {}
-
-_TYPES: Mapping[DType, str] = {
-    DType.F32: "FLOAT",
-    DType.F16: "HALF",
-    DType.BF16: "BF16",
-    DType.F8E4M3: "FP8",
-    DType.F4E2M1: "FP4",
-    DType.I4: "INT4",
-    DType.I64: "INT64",
-    DType.I32: "INT32",
-    DType.I8: "INT8",
-    DType.BOOL: "BOOL",
-}
 
 
 def lowers(op: str) -> Callable[[Lowering], Lowering]:
@@ -151,9 +139,9 @@ class Emitter:
         Raises:
             LegalizeError: It has none.
         """
-        if dtype not in _TYPES:
+        if dtype.value not in DATA_TYPES:
             raise LegalizeError("tensorrt/dtype", f"TensorRT has no element type {dtype.value}")
-        return getattr(self.trt.DataType, _TYPES[dtype])
+        return getattr(self.trt.DataType, DATA_TYPES[dtype.value])
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Sizes of a value, -1 where calls choose."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from edgecc.errors import UnsupportedError
@@ -13,6 +15,57 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "tensorrt": ("TensorRT", "pip install 'edgecc[tensorrt]'"),
 }
 """Product name and how to install it, by the name of the Python package."""
+
+
+DATA_TYPES: Mapping[str, str] = {
+    "f32": "FLOAT",
+    "f16": "HALF",
+    "bf16": "BF16",
+    "f8e4m3": "FP8",
+    "f4e2m1": "FP4",
+    "i64": "INT64",
+    "i32": "INT32",
+    "i8": "INT8",
+    "bool": "BOOL",
+}
+"""Members of the library's `DataType` by the spelling of element types in IR and manifests."""
+
+
+def error_log(library: Any, errors: list[str]) -> Any:
+    """A logger that says nothing and keeps errors.
+
+    Args:
+        library: The module.
+        errors: Grows by each message.
+    """
+    severities = (library.ILogger.Severity.INTERNAL_ERROR, library.ILogger.Severity.ERROR)
+
+    class Log(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in severities:
+                errors.append(message)
+
+    return Log()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection inside: calls into the library go here.
+
+    The library holds a lock while it calls a logger written in Python. If a collection started
+    there and found an old builder in a cycle (a kept traceback is enough), destroying that builder
+    would wait for the same lock, for ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def load_library(name: str) -> Any:

@@ -23,15 +23,15 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     shape,
     state,
 )
-from edgecc.backends.tensorrt.builder import Profile, Session, uncollected
+from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
 from edgecc.backends.tensorrt.engines import ENGINE_FOLDER, Engines, Facts, Job
 from edgecc.backends.tensorrt.estimate import estimate
 from edgecc.backends.tensorrt.keys import engine_key
-from edgecc.backends.tensorrt.library import load_library
+from edgecc.backends.tensorrt.library import load_library, uncollected
 from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import WeightPlan
-from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
+from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
@@ -109,6 +109,7 @@ def lower(
         "library_version": str(library.__version__),
         "compute_capabilities": list(device.compute_capabilities),
         "compute_type": device.compute_type,
+        "min_rows": verify_rows(module),
         "weights": weights.policy.value,
         "weight_file": WEIGHT_FILE if file else None,
         "engines": made,

@@ -11,6 +11,7 @@ from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.memory import available_bytes
 from edgecc.backends.onnx.lower import lower as write_models
 from edgecc.backends.onnx.lower import stored_tensors
+from edgecc.backends.runtime.golden import lowered_golden_file
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
 from edgecc.backends.tensorrt.engines import Engines
 from edgecc.backends.tensorrt.estimate import Estimate, expectation
@@ -21,9 +22,10 @@ from edgecc.backends.weight_file import WrittenFile
 from edgecc.compile_options import CompileOptions
 from edgecc.device_lowering import Lowered
 from edgecc.errors import Diagnostic
-from edgecc.golden import GOLDEN_FILE, check_engine, check_lowered, golden_rows
+from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
+from edgecc.lowered_check import check_lowered
 
 ENGINE_CHECK_BYTES = 64 << 20
 """`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
@@ -161,7 +163,9 @@ class EngineShare(Share):
         lowered, module, report = self.lowered, self.lowered.module, site.report
         if golden is not None:
             report("evaluate", 0, 1)
-            lowered.checks.extend(map(str, check_lowered(module, golden)))
+            checks, rows = check_lowered(module, golden)
+            lowered.checks.extend(map(str, checks))
+            site.writer.write_file(lowered_golden_file(lowered.device.name), rows)
             report("evaluate", 1, 1)
             module.decisions.append(
                 "the lowered graphs were evaluated in their own precision, the engines were not run"

@@ -59,6 +59,10 @@ class Device:
             because there are products of such numbers: see `quantize-activations`.
         library: Python package of the builder, for backends that build engines.
         compute_capabilities: GPUs an engine runs on, as 10 * major + minor.
+        chooses_tokens: Whether the target also says which tokens its logits choose: worth it where
+            logits would have to be copied to the host.
+        pads_rounds: Whether every call of the target is padded to the rows of a round, instead of
+            `min_rows`: the number of proposals is known when a pair is compiled.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Device:
     native_activations: frozenset[str] = frozenset()
     library: str = ""
     compute_capabilities: tuple[int, ...] = ()
+    chooses_tokens: bool = False
+    pads_rounds: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -142,6 +148,8 @@ def _gpu(
         native_activations=frozenset(activations),
         library=library,
         compute_capabilities=capabilities or (int(name.removeprefix("sm")),),
+        chooses_tokens=True,
+        pads_rounds=True,
     )
 
 

@@ -168,6 +168,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             max_input_len=options.max_input_len,
             prefill_chunk=options.prefill_chunk,
             num_speculative_tokens=options.num_speculative_tokens,
+            pads_rounds=any(d.pads_rounds for d in options.devices),
         ),
     )
     report("lift", 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -13,11 +12,13 @@ from edgecc.errors import Diagnostic, EdgeccError, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
+from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Json, Module
 from edgecc.ir.parser import read_module
 from edgecc.ir.verifier import verify_or_raise
 from edgecc.ir.weights import Stored
+from edgecc.roles import Role
 
 SUFFIX = ".eir"
 """What the name of a file of IR text ends with."""
@@ -186,10 +187,22 @@ def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
     steps = draft.get("num_speculative_tokens")
-    sizes = {name: int(str(limits[name])) for name in FIXED}
-    return replace(
-        LiftOptions(**sizes), num_speculative_tokens=steps if isinstance(steps, int) else None
+    length, input_length, chunk = (int(str(limits[name])) for name in FIXED)
+    return LiftOptions(
+        max_model_len=length,
+        max_input_len=input_length,
+        prefill_chunk=chunk,
+        num_speculative_tokens=steps if isinstance(steps, int) else None,
+        pads_rounds=_pads_rounds(module, length),
     )
+
+
+def _pads_rounds(module: Module, length: int) -> bool:
+    """Whether the target's caches have more than the one spare row that all have."""
+    target = module.graphs.get("target")
+    caches = target.by_role(Role.KV_CACHE) if target else []
+    rows = [c.value.type.shape[CACHE_AXIS] for c in caches]
+    return any(isinstance(r, int) and r > length + 1 for r in rows)
 
 
 def _section(module: Module, key: str) -> dict[str, Json]:

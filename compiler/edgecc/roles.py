@@ -17,7 +17,8 @@ class Role(StrEnum):
     Inputs of the target: TOKEN_IDS i64 `[b, t]`, CACHE_LENGTH i64 `[b]` (valid rows in the caches
     before the call; rows beyond are garbage and get overwritten), LOGIT_ROWS i64 `[r]` (which of
     the t rows need logits), KV_CACHE.
-    Outputs of the target: LOGITS f32 `[b, r, V]`, HIDDEN_TAP f32 `[b, t, n*H]`, KV_CACHE.
+    Outputs of the target: LOGITS f32 `[b, r, V]`, HIDDEN_TAP f32 `[b, t, n*H]`, KV_CACHE, and where
+    the device chooses CHOSEN_TOKENS i64 `[b, r]` (the best token of each row of logits).
     Targets with recurrent layers also have STATE inputs `[b, ...]` and outputs that alias them: all
     rows before the call, summed up. A state is zero where CACHE_LENGTH is zero, and its output is
     the state after the last of the t rows; unlike a cache it cannot be cut back to fewer rows.
@@ -37,6 +38,7 @@ class Role(StrEnum):
     KV_CACHE = "kv_cache"
     STATE = "state"
     LOGITS = "logits"
+    CHOSEN_TOKENS = "chosen_tokens"
     HIDDEN = "hidden"
     HIDDEN_TAP = "hidden_tap"
     FEATURES = "features"
@@ -47,3 +49,7 @@ class Role(StrEnum):
     DRAFT_LOGITS = "draft_logits"
     CONFIDENCE = "confidence"
     ACTIVATION = "activation"
+
+
+ADDED = frozenset({Role.CHOSEN_TOKENS})
+"""Roles of outputs that a pass may add to a graph: their values follow from other outputs."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgecc.backends.base import Array, Role
+from edgecc.backends.base import Array, Executable, GreedyRound, Role
 from edgecc.backends.runtime import DraftInfo, ModelInfo, Session
 
 MODULUS = 1_000_003  # below 2**24: exact in float32
@@ -192,6 +192,70 @@ class FakeDraft:
         return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
 
 
+class ExecutableRounds:
+    """Greedy rounds over any two executables: every round verifies all of the block.
+
+    As on a device, the draft reads the rows that the target's last call left, and calls are padded
+    to the rows of a round. `target` is watched to know which rows those are.
+    """
+
+    def __init__(
+        self, target: Executable, draft: Executable | None, proposals: int, num_tokens: int
+    ) -> None:
+        self.target, self.draft = target, draft
+        self.proposals, self.num_tokens = proposals, num_tokens
+        self.taps: Array | None = None
+        self.ran: list[int] = []
+
+    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+        self.ran.append(features)
+        made = np.empty(0, dtype=np.int64)
+        if features:
+            assert self.draft is not None
+            made = self.draft.run(
+                {
+                    Role.FEATURES: self.features(features),
+                    Role.ANCHOR: np.array([anchor]),
+                    Role.CACHE_LENGTH: np.array([draft_length]),
+                },
+                (Role.PROPOSALS,),
+            )[Role.PROPOSALS][0].copy()
+        rest = np.zeros(self.proposals - len(made), dtype=np.int64)
+        valid = np.clip(made, 0, self.num_tokens - 1)
+        ids = np.concatenate([[anchor], valid, rest])
+        outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if features else ()))
+        results = self.target.run(
+            {
+                Role.TOKEN_IDS: ids[None],
+                Role.CACHE_LENGTH: np.array([start]),
+                Role.LOGIT_ROWS: np.arange(len(ids)),
+            },
+            outputs,
+        )
+        return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
+
+    def features(self, rows: int) -> Array:
+        assert self.taps is not None
+        return self.taps[:, :rows].copy()
+
+
+class Watched:
+    """A target whose taps rounds can read after each call, with room for padding."""
+
+    log_rows = 0
+
+    def __init__(self, target: Executable, rounds: ExecutableRounds, padding: int) -> None:
+        self.inner, self.rounds = target, rounds
+        self.capacity = target.capacity - padding
+        rounds.target = self
+
+    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+        results = self.inner.run(inputs, outputs)
+        taps = results.get(Role.HIDDEN_TAP)
+        self.rounds.taps = None if taps is None else taps.copy()
+        return results
+
+
 class FakeEngine:
     """A target, and perhaps a draft, as an engine."""
 
@@ -274,3 +338,13 @@ def make_pair(
     )
     session = Session(target, draft, prefill_chunk=prefill_chunk)
     return Pair(FakeEngine(target, draft), model, session)
+
+
+def on_device(pair: Pair) -> tuple[Pair, ExecutableRounds]:
+    """The same pair with rounds on the device."""
+    proposals = pair.model.draft.num_speculative_tokens if pair.model.draft else 0
+    target, draft = pair.engine.target, pair.engine.draft
+    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens)
+    watched = Watched(target, rounds, proposals)
+    session = Session(watched, draft, prefill_chunk=pair.model.prefill_chunk, rounds=rounds)
+    return Pair(pair.engine, pair.model, session), rounds

@@ -58,7 +58,10 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
         print_json(
             {
                 "passed": result.passed,
-                "checks": [{f: getattr(c, f) for f in fields} for c in result.checks],
+                "checks": [
+                    {f: getattr(c, f) for f in (*fields, *(["detail"] if c.detail else []))}
+                    for c in result.checks
+                ],
             }
         )
     if not result.passed:

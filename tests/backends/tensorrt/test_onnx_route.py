@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import edgecc
-from edgecc.backends.tensorrt.builder import Session, uncollected
+from edgecc.backends.tensorrt.builder import Session
+from edgecc.backends.tensorrt.library import uncollected
 from edgecc.devices import get_device
 from edgecc.driver import lift
 from edgecc.ir import Interpreter, Module

@@ -15,21 +15,23 @@ from edgecc.errors import BundleError
 _ROLES = frozenset(Role)
 
 
-def check_artifact(artifact: Mapping[str, Any]) -> None:
-    """Check an artifact against `artifact.schema.json`, and its parts against each other.
+def check_artifact(artifact: Mapping[str, Any], package: str, parts: str) -> None:
+    """Check an artifact against its engine's schema, and its parts against each other.
 
     Args:
         artifact: `artifacts.<device>` of the manifest.
+        package: The engine's package, which has `artifact.schema.json`.
+        parts: Where the artifact has what programs run: `models`, `engines`.
 
     Raises:
         BundleError: It breaks a rule; the first finding is named.
     """
-    schema = validator("edgecc.backends.onnxruntime", "artifact.schema.json")
+    schema = validator(package, "artifact.schema.json")
     error = next(iter(schema.iter_errors(artifact)), None)
     if error is not None:
         finding = f"{error.json_path}: {error.message}"
     else:
-        finding = next(_contradictions(artifact), "")
+        finding = next(_contradictions(artifact, parts), "")
     if finding:
         raise BundleError(
             "bundle/artifact",
@@ -39,13 +41,13 @@ def check_artifact(artifact: Mapping[str, Any]) -> None:
         )
 
 
-def _contradictions(artifact: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:
     """What an artifact that follows the schema says about itself that cannot be true."""
     for name, entry in artifact["entries"].items():
         program = artifact["programs"].get(name, ())
         made = {i["name"] for i in entry["inputs"]}
         for step in program:
-            if step["graph"] not in artifact["models"]:
+            if step["graph"] not in artifact[parts]:
                 yield f"entry {name} runs a model {step['graph']!r} that does not exist"
             if lost := set(step["inputs"].values()) - made:
                 yield f"entry {name}: nothing makes the value {min(lost)!r}"

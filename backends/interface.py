@@ -6,16 +6,23 @@ message about a node in the middle of the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from edgecc.backends.base import Array, Role
 from edgecc.errors import RequestError
 
-DTYPES: Mapping[str, np.dtype[Any]] = {"i64": np.dtype(np.int64), "f32": np.dtype(np.float32)}
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,24 @@ class Interface:
                     "run/cache-overflow",
                     f"rows {start}..{start + rows.shape[1]} exceed the cache capacity {capacity}",
                 )
+
+
+def needed_steps(
+    program: Sequence[Mapping[str, Any]], wanted: Collection[str]
+) -> list[Mapping[str, Any]]:
+    """The steps of a program that wanted values depend on, in order.
+
+    Args:
+        program: Steps of an entry.
+        wanted: Values; updated caches among them, if they are to be updated.
+    """
+    needed = set(wanted)
+    kept = []
+    for step in reversed(program):
+        if needed & set(step["outputs"].values()):
+            kept.append(step)
+            needed |= set(step["inputs"].values())
+    return kept[::-1]
 
 
 def _check_array(port: Port, array: Array, sizes: dict[int | str, int]) -> None:

@@ -1,0 +1,256 @@
+"""Compares an engine with golden rows: what the compiler computed for a short prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from edgecc.backends.base import Array, Engine, Role
+from edgecc.errors import BundleError, MismatchError
+
+GOLDEN_FILE = "golden.safetensors"
+"""What the reference computes in float32, from the checkpoints as they are."""
+
+
+def lowered_golden_file(device: str) -> str:
+    """What the graphs of a device's engines compute, rounded where they round."""
+    return f"golden-{device}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far an engine may be off.
+
+    Attributes:
+        values: Largest difference, relative to the largest reference value of the tensor.
+        tokens: Share of proposals that may differ: one rounding decides between two near tokens,
+            and the tokens after it follow.
+    """
+
+    values: float
+    tokens: float
+
+
+EXACT = Limits(1e-4, 0.0)
+"""An engine that computes in float32."""
+
+NARROW = Limits(0.05, 0.5)
+"""One that rounds to 16 bits, against a reference that does not: each op rounds by up to 2^-9 in
+bf16; the shipped pairs stay below 0.01."""
+
+SAME_ARITHMETIC = Limits(0.02, 0.5)
+"""One that rounds to 16 bits, against rows that were rounded at the same places: what is left is
+the order of sums, after which a value may round to its neighbour. Two implementations on a CPU
+differ by up to 0.0104 on the shipped pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison: what, how far off, and whether that is fine.
+
+    Attributes:
+        name: What was compared.
+        error: The largest difference, relative to the largest reference value; or a share of
+            tokens.
+        tolerance: What is allowed.
+        passed: Whether that holds.
+        detail: Where the largest difference is, if it is too large.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    passed: bool
+    detail: str = ""
+
+    def __str__(self) -> str:
+        mark = "ok" if self.passed else "FAILED"
+        text = f"{self.name}: {mark} (error {self.error:.2e}, tolerance {self.tolerance:.0e})"
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All comparisons of one run."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(c.passed for c in self.checks)
+
+    def raise_if_failed(self) -> None:
+        """Raise with all checks listed if any failed.
+
+        Raises:
+            MismatchError: Naming each failed check with its figures.
+        """
+        if not self.passed:
+            raise MismatchError(
+                "verify/mismatch",
+                "the engine's numbers differ from the reference",
+                notes=[str(c) for c in self.checks],
+                help="please report this with the model, the device and the onnxruntime version",
+            )
+
+
+def read_golden(source: bytes | Path) -> dict[str, Array]:
+    """Tensors of a golden file.
+
+    Raises:
+        BundleError: The file is missing or damaged.
+    """
+    try:
+        data = source.read_bytes() if isinstance(source, Path) else source
+        return dict(load(data))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BundleError(
+            "bundle/golden",
+            f"the golden rows cannot be read: {error}",
+            where=GOLDEN_FILE,
+            help="compile again with --verify fast",
+        ) from error
+
+
+def compare_golden(
+    engine: Engine,
+    golden: Mapping[str, Array],
+    limits: Limits = EXACT,
+    *,
+    suffix: str = "",
+    num_tokens: int = 0,
+) -> Verification:
+    """Run the golden prompt (and draft round) on an engine and compare.
+
+    Args:
+        engine: The engine.
+        golden: Tensors of a golden file.
+        limits: What is allowed.
+        suffix: Added to the names of the comparisons.
+        num_tokens: Tokens the target chooses among, if it says what it chooses: compared with its
+            logits.
+    """
+    ids = golden["token_ids"]
+    target = engine.entry("target")
+    wanted = [Role.LOGITS] + ([Role.HIDDEN_TAP] if "hidden_tap" in golden else [])
+    if num_tokens:
+        wanted.append(Role.CHOSEN_TOKENS)
+    out = target.run(
+        {
+            Role.TOKEN_IDS: ids[None],
+            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+            Role.LOGIT_ROWS: np.array([len(ids) - 1]),
+        },
+        wanted,
+    )
+    logits = out[Role.LOGITS][0]
+    checks = [compare_values(f"target logits{suffix}", logits, golden["logits"], limits.values)]
+    if num_tokens:
+        chosen = out[Role.CHOSEN_TOKENS][0]
+        checks.append(compare_choices("target choices", chosen, logits[:, :num_tokens]))
+    if "hidden_tap" in golden:
+        taps = out[Role.HIDDEN_TAP]
+        name = f"target hidden states{suffix}"
+        checks.append(compare_values(name, taps[0], golden["hidden_tap"], limits.values))
+        draft = engine.entry("draft").run(
+            {
+                Role.FEATURES: taps,
+                Role.ANCHOR: golden["anchor"],
+                Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+            },
+            [Role.PROPOSALS],
+        )
+        found, expected = draft[Role.PROPOSALS][0], golden["proposals"]
+        checks.append(compare_proposals(f"draft proposals{suffix}", found, expected, limits.tokens))
+    return Verification(tuple(checks))
+
+
+def compare_values(name: str, found: Array, expected: Array, tolerance: float) -> Check:
+    """Floating-point rows against reference rows.
+
+    Args:
+        name: Of the comparison.
+        found: `[rows, width]`.
+        expected: The reference, of the same shape.
+        tolerance: Largest difference, relative to the largest reference value.
+    """
+    if found.shape != expected.shape:
+        detail = f"shape {list(found.shape)}, expected {list(expected.shape)}"
+        return Check(name, float("inf"), tolerance, False, detail)
+    difference = np.abs(found.astype(np.float64) - expected)
+    difference[~np.isfinite(difference)] = np.inf
+    worst = np.unravel_index(int(difference.argmax()), difference.shape)
+    scale = float(np.abs(expected).max()) or 1.0
+    error = float(difference[worst]) / scale
+    if error <= tolerance:
+        return Check(name, error, tolerance, True)
+    *rows, index = (int(i) for i in worst)
+    many = int((difference > tolerance * scale).sum())
+    detail = (
+        f"row {', '.join(map(str, rows)) or 0}, index {index}: {float(found[worst]):.6g}, expected "
+        f"{float(expected[worst]):.6g}; {many} of {found.size} values are off, the largest "
+        f"expected value is {scale:.6g}"
+    )
+    return Check(name, error, tolerance, False, detail)
+
+
+def compare_proposals(name: str, found: Array, expected: Array, tolerance: float) -> Check:
+    """A draft's tokens against those of the reference.
+
+    Args:
+        name: Of the comparison.
+        found: i64 `[N]`.
+        expected: i64 `[N]`.
+        tolerance: Share that may differ.
+    """
+    if found.shape != expected.shape:
+        detail = f"{found.size} proposals, expected {expected.size}"
+        return Check(name, 1.0, tolerance, False, detail)
+    differ = np.flatnonzero(found != expected)
+    error = len(differ) / max(1, found.size)
+    if error <= tolerance:
+        return Check(name, error, tolerance, True)
+    return Check(name, error, tolerance, False, _first_token(found, expected))
+
+
+def compare_choices(name: str, chosen: Array, logits: Array) -> Check:
+    """Tokens that a device chose against the logits it chose by; of equal ones any will do.
+
+    Args:
+        name: Of the comparison.
+        chosen: i64 `[rows]`.
+        logits: Of tokens, without rows of padding, `[rows, tokens]`.
+    """
+    for row, token in enumerate(chosen.tolist()):
+        best = int(logits[row].argmax())
+        found = float(logits[row, token]) if 0 <= token < logits.shape[1] else float("nan")
+        if not found >= float(logits[row, best]):
+            detail = (
+                f"row {row}: chose token {token} with logit {found:.6g}, expected token {best} "
+                f"with {float(logits[row, best]):.6g}"
+            )
+            return Check(name, 1.0, 0.0, False, detail)
+    return Check(name, 0.0, 0.0, True)
+
+
+def compare_tokens(name: str, speculative: Sequence[int], plain: Sequence[int]) -> Check:
+    """Speculative output against plain output, token for token."""
+    if list(speculative) == list(plain):
+        return Check(name, 0.0, 0.0, True)
+    pairs = list(zip(speculative, plain, strict=False))
+    agree = sum(1 for a, b in pairs if a == b) / max(1, len(plain))
+    return Check(name, 1.0 - agree or 1.0, 0.0, False, _first_token(speculative, plain))
+
+
+def _first_token(found: Sequence[int] | Array, expected: Sequence[int] | Array) -> str:
+    """Where two lists of tokens begin to differ."""
+    for place, (a, b) in enumerate(zip(found, expected, strict=False)):
+        if a != b:
+            return f"token {place} is {a}, expected {b}"
+    return f"{len(found)} tokens, expected {len(expected)}"

@@ -1,0 +1,122 @@
+"""What the engines of one bundle share on a GPU: a stream, scratch memory, and the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgecc.backends.tensorrt.bound_weights import BoundWeights
+from edgecc.backends.tensorrt.cuda import Cuda, HostBuffer
+from edgecc.backends.tensorrt.plan import Context, Plan, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """Device memory for a value, as large as the value ever gets.
+
+    Attributes:
+        address: Where it lies.
+        dtype: Element type on the device.
+        shape: Largest shape.
+    """
+
+    address: int
+    dtype: np.dtype[Any]
+    shape: Shape
+
+
+def byte_count(shape: Shape, dtype: np.dtype[Any]) -> int:
+    """Bytes of an array."""
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+class DeviceState:
+    """Everything on the GPU that belongs to one bundle.
+
+    Args:
+        cuda: The GPU.
+        plans: The engines by graph.
+        keep: What has to live as long as the plans.
+    """
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        plans: Mapping[str, Plan],
+        keep: tuple[object, ...] = (),
+    ) -> None:
+        self._keep = keep
+        self.cuda = cuda
+        self.plans = plans
+        self.stream = cuda.stream()
+        self._weights: dict[str, dict[str, int]] = {}
+        self._owned: list[int] = []
+        self._host: list[HostBuffer] = []
+        self._contexts: dict[tuple[str, int], Context] = {}
+        self._scratch_bytes = max((p.scratch_bytes for p in plans.values()), default=0)
+        self._scratch = self.memory(self._scratch_bytes)
+
+    def bind_weights(self, weights: BoundWeights) -> None:
+        """Copy each array of weights to the GPU once, and bind it in all contexts made from now on.
+
+        Raises:
+            BundleError: The weight file is damaged.
+            ResourceError: The GPU has too little memory.
+        """
+        addresses: dict[int, int] = {}
+        for buffer in weights.buffers:
+            addresses[buffer.id] = self.memory(buffer.nbytes)
+            for offset, block in weights.blocks(buffer):
+                self.stream.upload(addresses[buffer.id] + offset, block)
+                self.stream.synchronize()  # blocks are made one at a time, and not kept
+        for graph in self.plans:
+            bound = weights.inputs(graph)
+            self._weights[graph] = {name: addresses[id] for name, id in bound.items()}
+
+    def memory(self, nbytes: int) -> int:
+        """Address of new memory, zeroed, which is freed with this object."""
+        address = self.cuda.allocate(nbytes)
+        self._owned.append(address)
+        if nbytes:
+            self.stream.clear(address, nbytes)
+        return address
+
+    def array(self, shape: Shape, dtype: np.dtype[Any]) -> DeviceArray:
+        """A new zeroed array. Zeros, because masked rows of caches are still multiplied: by 0."""
+        return DeviceArray(self.memory(byte_count(shape, dtype)), dtype, shape)
+
+    def host(self, nbytes: int) -> HostBuffer:
+        """New page-locked memory, which is freed with this object."""
+        made = self.cuda.allocate_host(nbytes)
+        self._host.append(made)
+        return made
+
+    def context(self, graph: str, profile: int) -> Context:
+        """The context of an engine for a profile: the same one each time."""
+        key = (graph, profile)
+        if key not in self._contexts:
+            self._contexts[key] = self.new_context(graph, profile)
+        return self._contexts[key]
+
+    def new_context(self, graph: str, profile: int) -> Context:
+        """A context of its own, for what is captured: later calls must not change its shapes."""
+        made = self.plans[graph].context(
+            profile, self._scratch, self._scratch_bytes, self.stream.handle
+        )
+        made.bind(self._weights.get(graph, {}))
+        return made
+
+    def close(self) -> None:
+        """Free everything, after what is running."""
+        self.stream.synchronize()
+        self._contexts.clear()
+        for buffer in self._host:
+            buffer.close()
+        for address in self._owned:
+            self.cuda.free(address)
+        self._owned.clear()
+        self._host.clear()
+        self.stream.close()

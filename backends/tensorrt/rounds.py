@@ -1,0 +1,171 @@
+"""Greedy rounds on the GPU: draft, verification and choice with one read-back at the end.
+
+What differs from round to round (the anchor and two lengths) lies in device memory, so one captured
+CUDA graph serves all rounds with as many new features. Its inputs are three integers, its results
+the proposals and the target's choices.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.backends.base import FloatArray, GreedyRound, IntArray, Role
+from edgecc.backends.tensorrt.cuda import CapturedGraph
+from edgecc.backends.tensorrt.device import DeviceState
+from edgecc.backends.tensorrt.executable import MakeContext, TrtExecutable
+from edgecc.backends.tensorrt.plan import Context
+from edgecc.errors import BackendError
+
+INTEGER = 8
+"""Bytes of a token, a length or a row number."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A round that is kept: contexts that nothing else uses, and the graph captured from them."""
+
+    draft: tuple[Context, ...]
+    target: tuple[Context, ...]
+    graph: CapturedGraph | None = None
+
+
+class TrtRounds:
+    """Runs greedy rounds of one sequence; see `GreedyRounds`.
+
+    Args:
+        state: What the engines share.
+        target: The target, which chooses tokens.
+        draft: The draft, if there is one. Its features lie where the target leaves its taps.
+    """
+
+    def __init__(
+        self, state: DeviceState, target: TrtExecutable, draft: TrtExecutable | None
+    ) -> None:
+        self._state = state
+        self._target = target
+        self._draft = draft
+        self._rows = target.min_rows
+        self._given = state.host(3 * INTEGER)
+        self._numbers: IntArray = self._given.bytes.view(np.int64)
+        self._integers = state.memory(3 * INTEGER)
+        self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
+        self._chosen = state.host(self._rows * INTEGER)
+        self._row_numbers = state.memory(self._rows * INTEGER)
+        state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
+        self._works: dict[int, _Work] = {}
+        self._captures = True
+
+    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+        """See `GreedyRounds.run`.
+
+        Raises:
+            BackendError: TensorRT or CUDA failed.
+        """
+        self._numbers[:] = anchor, start, draft_length
+        work = self._works.get(features)
+        if work is not None and work.graph is not None:
+            self._state.stream.launch(work.graph)
+        elif features <= self._rows:
+            work = work or self._keep(features)
+            self._enqueue(work.draft, work.target)
+        else:  # the rows of a prompt's last chunk: once a sequence
+            make = self._state.context
+            self._enqueue(self._draft_calls(features, make), self._target_calls(features, make))
+        self._state.stream.synchronize()
+        chosen = self._chosen.bytes.view(np.int64).copy()
+        proposals = self._proposed.bytes.view(np.int64).copy()
+        if work is not None and work.graph is None:
+            self._capture(work)
+        return GreedyRound(proposals if features else proposals[:0], chosen)
+
+    def features(self, rows: int) -> FloatArray:
+        """See `GreedyRounds.features`."""
+        value = self._target.values[self._target.interface.outputs[Role.HIDDEN_TAP].value]
+        result = np.empty((1, rows, *value.shape[2:]), dtype=value.dtype)
+        self._state.stream.download(result, value.address)
+        self._state.stream.synchronize()
+        return result
+
+    def close(self) -> None:
+        """Destroy the captured graphs."""
+        for work in self._works.values():
+            if work.graph is not None:
+                work.graph.close()
+        self._works.clear()
+
+    def _keep(self, features: int) -> _Work:
+        make = self._state.new_context
+        work = _Work(
+            tuple(self._draft_calls(features, make)), tuple(self._target_calls(features, make))
+        )
+        self._works[features] = work
+        return work
+
+    def _draft_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
+        if not features or self._draft is None:
+            return ()
+        ports = self._draft.interface.inputs
+        width = int(ports[Role.FEATURES].shape[2])
+        shapes = {
+            ports[Role.FEATURES].name: (1, features, width),
+            ports[Role.ANCHOR].name: (1,),
+            ports[Role.CACHE_LENGTH].name: (1,),
+        }
+        return self._draft.calls(shapes, [Role.PROPOSALS], make)
+
+    def _target_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
+        ports = self._target.interface.inputs
+        shapes = {
+            ports[Role.TOKEN_IDS].name: (1, self._rows),
+            ports[Role.CACHE_LENGTH].name: (1,),
+            ports[Role.LOGIT_ROWS].name: (self._rows,),
+        }
+        taps = [Role.HIDDEN_TAP] if features else []
+        return self._target.calls(shapes, [Role.CHOSEN_TOKENS, *taps], make)
+
+    def _capture(self, work: _Work) -> None:
+        """Record a round that has run once: TensorRT wants that before a capture.
+
+        Where that cannot be, rounds go on engine by engine, as the first one ran.
+        """
+        calls, handle = (*work.draft, *work.target), self._state.stream.handle
+        if not self._captures or not all(context.capturable(handle) for context in calls):
+            self._captures = False
+            return
+        try:
+            with self._state.stream.capture() as graph:
+                self._enqueue(work.draft, work.target)
+        except BackendError as error:
+            self._captures = False
+            warnings.warn(f"rounds run without a CUDA graph: {error}", RuntimeWarning, stacklevel=2)
+            return
+        work.graph = graph
+
+    def _enqueue(self, draft_calls: Iterable[Context], target_calls: Iterable[Context]) -> None:
+        """Everything of a round, in order, without waiting for any of it."""
+        stream, draft, target = self._state.stream, self._draft, self._target
+        stream.upload(self._integers, self._given.bytes)
+        anchor, start, length = (self._integers + i * INTEGER for i in range(3))
+        tokens = target.address(Role.TOKEN_IDS)
+        if draft is not None and draft_calls:
+            stream.copy(draft.address(Role.ANCHOR), anchor, INTEGER)
+            stream.copy(draft.address(Role.CACHE_LENGTH), length, INTEGER)
+            _run(draft_calls, stream.handle)
+            proposals, nbytes = draft.address(Role.PROPOSALS), self._proposed.bytes.nbytes
+            stream.copy(tokens + INTEGER, proposals, nbytes)
+            stream.download(self._proposed.bytes, proposals)
+        stream.copy(tokens, anchor, INTEGER)
+        stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
+        rows = target.address(Role.LOGIT_ROWS)
+        stream.copy(rows, self._row_numbers, self._rows * INTEGER)
+        _run(target_calls, stream.handle)
+        stream.download(self._chosen.bytes, target.address(Role.CHOSEN_TOKENS))
+
+
+def _run(calls: Iterable[Context], stream: int) -> None:
+    for context in calls:
+        context.enqueue(stream)

@@ -1,0 +1,409 @@
+"""The runtime on a simulated GPU, which evaluates the lowered graphs as they are."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from edgecc.backends.base import Role
+from edgecc.errors import (
+    BackendError,
+    BundleError,
+    RequestError,
+    ResourceError,
+    UnsupportedError,
+)
+from helpers.lowered_pairs import (
+    REAL_DRAFT,
+    REAL_TARGET,
+    Reference,
+    draft_inputs,
+    target_inputs,
+    write_pair,
+)
+from helpers.remembering import RememberingInterpreter
+from helpers.simulated_bundle import SimulatedBundle, lowered
+
+ROWS = 5
+"""Rows of a round of the synthetic pair: four proposals and the anchor."""
+
+PROMPT = [7, 3, 11, 2, 5, 13, 1, 9, 4, 8, 6, 21, 30, 12, 17, 19, 23, 29, 31, 37]
+
+
+@pytest.fixture(scope="module")
+def cuda_runtime():
+    pytest.importorskip("cuda.bindings", reason="pip install cuda-bindings")
+    from cuda.bindings import runtime
+
+    return runtime
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("pair"), layers=2)
+
+
+@pytest.fixture(scope="module")
+def module(checkpoints):
+    return lowered(*checkpoints)
+
+
+@pytest.fixture
+def make(tmp_path, trt, cuda_runtime, module):
+    def made(other=None, **options):
+        return SimulatedBundle(tmp_path, trt, cuda_runtime, other or module, **options)
+
+    return made
+
+
+def reference(module, entry):
+    made = Reference(module, entry)
+    made.interpreter = RememberingInterpreter(module)
+    return made
+
+
+def greedy(module, prompt, count):
+    """Plain decoding by the interpreter over the same lowered graph, row by row."""
+    target, limit = reference(module, "target"), module.metadata["target"]["num_tokens"]
+    tokens, made = list(prompt), []
+    start = 0
+    while len(made) < count:
+        logits = target.run(target_inputs(tokens[start:], start))[Role.LOGITS]
+        start = len(tokens)
+        made.append(int(logits[0, -1, :limit].argmax()))
+        tokens.append(made[-1])
+    return made
+
+
+# --- executables ----------------------------------------------------------------------------------
+
+
+def test_calls_compute_what_the_graphs_do(make, module):
+    engine = make().open()
+    target, draft = engine.entry("target"), engine.entry("draft")
+    expected = reference(module, "target")
+    drafted = reference(module, "draft")
+    start, length = 0, 0
+    for rows in ([5, 9, 1], [4], [8] * 16, [7, 7, 2, 1, 6]):
+        inputs = target_inputs(rows, start)
+        found = target.run(inputs, [Role.LOGITS, Role.HIDDEN_TAP, Role.CHOSEN_TOKENS])
+        want = expected.run(inputs)
+        for role, array in found.items():
+            np.testing.assert_array_equal(array, want[role], err_msg=str(role))
+        taps = want[Role.HIDDEN_TAP][0]
+        asked = draft_inputs(taps, 3, length)
+        proposals = draft.run(asked, [Role.PROPOSALS])[Role.PROPOSALS]
+        np.testing.assert_array_equal(proposals, drafted.run(asked)[Role.PROPOSALS])
+        start, length = start + len(rows), length + len(rows)
+    engine.close()
+
+
+def test_a_call_without_outputs_updates_caches_and_runs_no_head(make, module):
+    bundle = make()
+    engine = bundle.open()
+    target = engine.entry("target")
+    target.run(target_inputs([5, 9, 1, 2], 0), [])
+    assert [name for name, _ in bundle.simulation.enqueued] == ["target.body"]
+    found = target.run(target_inputs([6], 4), [Role.LOGITS])[Role.LOGITS]
+    want = reference(module, "target").run(target_inputs([5, 9, 1, 2, 6], 0))[Role.LOGITS]
+    np.testing.assert_array_equal(found[0, 0], want[0, -1])
+
+
+def test_profiles_follow_the_rows(make):
+    """Rounds and shorter calls take the first profile, prompts the second."""
+    bundle = make()
+    target = bundle.open().entry("target")
+    for rows in (1, ROWS, ROWS + 1, 16):
+        target.run(target_inputs(range(rows), 0, [0]), [Role.HIDDEN_TAP])
+    assert [p for _, p in bundle.simulation.enqueued] == [0, 0, 1, 1]
+
+
+def test_capacity_leaves_room_for_padding(make, module):
+    target = make().open().entry("target")
+    assert target.capacity == 64
+    target.run(target_inputs([1], 63), [])
+    with pytest.raises(RequestError, match="exceed the cache capacity 64"):
+        target.run(target_inputs([1, 2], 63), [])
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_the_text_is_that_of_plain_decoding(make, module, capturable):
+    bundle = make(capturable=capturable)
+    expected = greedy(module, PROMPT, 12)
+    with bundle.generator() as generator:
+        for wanted in (None, 1, 4):
+            found = generator.generate(
+                token_ids=PROMPT,
+                max_new_tokens=12,
+                num_speculative_tokens=wanted,
+                speculation=wanted is not None,
+                ignore_eos=True,
+            )
+            assert found.token_ids == expected
+            assert max(found.stats.proposed_by_round, default=0) == (wanted or 0)
+    assert bool(bundle.cuda.launched) is capturable
+
+
+def test_a_capture_that_fails(make, module):
+    """Said once; the text comes all the same."""
+    bundle = make()
+    bundle.simulation.refuses_capture = True
+    with (
+        bundle.generator() as generator,
+        pytest.warns(RuntimeWarning, match="without a CUDA graph: .*does not run") as told,
+    ):
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert found.token_ids == greedy(module, PROMPT, 12)
+    assert bundle.cuda.launched == 0
+    assert len([w for w in told if w.category is RuntimeWarning]) == 1
+
+
+def test_to_the_last_position(make, module):
+    prompt = PROMPT + PROMPT + PROMPT[:12]
+    expected = greedy(module, prompt, 64 - 52)
+    with make().generator() as generator:
+        for speculation in (False, True):
+            found = generator.generate(
+                token_ids=prompt, max_new_tokens=99, speculation=speculation, ignore_eos=True
+            )
+            assert found.token_ids == expected
+
+
+def test_one_wait_and_few_bytes_a_round(make):
+    """No synchronization between draft and verification, and no logits on the host."""
+    bundle = make()
+    engine = bundle.open()
+    engine.entry("target").run(target_inputs(PROMPT[:5], 0), [Role.HIDDEN_TAP])
+    features, start, length = 5, 5, 0
+    for step in range(4):
+        waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
+        made = engine.rounds.run(step, start, features, length)
+        assert bundle.cuda.synchronized == waits + 1
+        assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 24
+        assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
+        assert (made.proposals.shape, made.chosen.shape) == ((4,), (ROWS,))
+        length, features = start, 2
+        start += 2
+    assert bundle.cuda.launched == 2  # features 5 and 2 ran as they are once, then 2 as a graph
+
+
+def test_rounds_do_what_calls_do(make, module):
+    engine = make().open()
+    target, draft = reference(module, "target"), reference(module, "draft")
+    taps = target.run(target_inputs(PROMPT[:16], 0))[Role.HIDDEN_TAP][0]
+    engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
+    start, length = 16, 0
+    for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0)):
+        found = engine.rounds.run(anchor, start, len(taps), length)
+        proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
+        np.testing.assert_array_equal(found.proposals, proposals)
+        want = target.run(target_inputs([anchor, *proposals], start))
+        np.testing.assert_array_equal(found.chosen, want[Role.CHOSEN_TOKENS][0])
+        length, start = start, start + accepted + 1
+        taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
+        np.testing.assert_array_equal(engine.rounds.features(accepted + 1)[0], taps)
+
+
+def test_a_target_alone(make, checkpoints):
+    alone = lowered(checkpoints[0], None)
+    bundle = make(alone)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=9, ignore_eos=True)
+    assert found.token_ids == greedy(alone, PROMPT, 9)
+    assert bundle.cuda.launched == 7
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, tmp_path):
+    import edgecc
+
+    pair = lowered(REAL_TARGET, REAL_DRAFT)
+    prompt = [(7919 * i) % 4000 for i in range(1, 12)]
+    with make(pair).generator() as generator:
+        plain = generator.generate(token_ids=prompt, max_new_tokens=24, speculation=False)
+        found = generator.generate(token_ids=prompt, max_new_tokens=24)
+    assert found.token_ids == plain.token_ids == greedy(pair, prompt, len(plain.token_ids))
+    assert found.stats.accepted > 0
+    edgecc.compile(REAL_TARGET, REAL_DRAFT, out=tmp_path / "cpu", max_model_len=64)
+    with edgecc.load(tmp_path / "cpu") as cpu:
+        text = cpu.generate(token_ids=prompt, max_new_tokens=24).token_ids
+    assert found.token_ids[:8] == text[:8]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_everything_is_given_back(make):
+    bundle = make()
+    generator = bundle.generator()
+    generator.generate(token_ids=PROMPT, max_new_tokens=9, ignore_eos=True)
+    generator.close()
+    generator.close()
+    assert bundle.cuda.memory == {}
+    assert bundle.cuda.pinned == {}
+    assert all(not work for work in bundle.cuda.graphs.values())
+    with pytest.raises(BackendError, match="the engine is closed"):
+        generator.engine.entry("target")
+
+
+def test_caches_are_cleared_and_bound_once(make, module):
+    """They hold no NaN before they are written: masked rows are multiplied by 0."""
+    bundle = make()
+    engine = bundle.open()
+    bundle.cuda.run()
+    target = engine.entry("target")
+    before = {n: v.address for n, v in target.values.items()}
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        assert not bundle.cuda.device(value.address, nbytes).any()
+    for updated, cache in target.interface.updates.items():
+        assert target.values[updated].address == target.values[cache].address
+    target.run(target_inputs(PROMPT[:12], 0), [Role.LOGITS])
+    assert before == {n: v.address for n, v in target.values.items()}
+    features = engine.entry("draft").address(Role.FEATURES)
+    assert features == target.address(Role.HIDDEN_TAP)
+
+
+@pytest.mark.parametrize("policy", ["embed", "bind"])
+def test_weights_that_are_inputs(make, module, monkeypatch, policy):
+    """Uploaded once, bound to every engine that takes them, and what a constant would hold."""
+    monkeypatch.setattr("edgecc.backends.tensorrt.policy.SHARED_BYTES", 0)
+    bundle = make(weights=policy)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert found.token_ids == greedy(module, PROMPT, 8)
+    bound = {n for names in bundle.simulation.weights.values() for n in names}
+    shared = set.intersection(
+        *(set(bundle.simulation.weights[g]) for g in ("target.body", "draft.body"))
+    )
+    assert any("embed_tokens" in name for name in shared)
+    assert (len(bound) > 20) is (policy == "bind")
+
+
+def test_an_engine_without_its_weights(make):
+    bundle = make(weights="bind")
+    artifact = copy.deepcopy(bundle.artifact)
+    artifact["engines"]["lm_head"]["bound"].pop()
+    with pytest.raises(BundleError, match="in one of both only"):
+        bundle.open(artifact)
+
+
+def test_too_little_memory(make):
+    bundle = make()
+    bundle.cuda.limit = 100_000
+    with pytest.raises(ResourceError, match="no memory left"):
+        bundle.open()
+    assert bundle.cuda.memory == {}
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+def test_what_the_machine_lacks_is_said_before_a_plan_is_read(make, monkeypatch):
+    bundle = make()
+    opened = []
+    monkeypatch.setattr(bundle.files, "file", opened.append, raising=False)
+    for capability, reason in (
+        (None, "there is no NVIDIA driver"),
+        (0, "there is no GPU"),
+        (89, "for GPUs of compute capability 12.0, and this one has 8.9"),
+    ):
+        bundle.cuda.capability = capability
+        with pytest.raises(UnsupportedError, match=reason) as caught:
+            bundle.open()
+        assert caught.value.exit_code == 4
+    assert opened == []
+
+
+def test_another_version_of_the_library(make):
+    bundle = make()
+    artifact = {**bundle.artifact, "library_version": "1.6.0"}
+    with pytest.raises(UnsupportedError, match=r"built with TensorRT-RTX 1\.6\.0, and 1\.7"):
+        bundle.open(artifact)
+
+
+def _rename(engine):
+    engine["inputs"][0]["name"] = "other"
+
+
+def _retype(engine):
+    engine["inputs"][0]["dtype"] = "bf16"
+
+
+def _reshape(engine):
+    engine["outputs"][0]["shape"][-1] += 1
+
+
+def _unalias(engine):
+    engine["outputs"][1]["alias"] = None
+
+
+def _widen(engine):
+    engine["profiles"][1]["shapes"]["token_ids"][2][1] += 1
+
+
+def _drop(engine):
+    del engine["profiles"][1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "finding"),
+    [
+        (_rename, "in one of both only"),
+        (_retype, "type of 'cache_length' is"),
+        (_reshape, "shape of 'taps' is"),
+        (_unalias, "overwrites k_cache.0, not None"),
+        (_widen, "profile prefill takes"),
+        (_drop, "it has 2 profiles, not 1"),
+    ],
+)
+def test_an_engine_that_is_not_what_the_manifest_says(make, edit, finding):
+    bundle = make()
+    artifact = copy.deepcopy(bundle.artifact)
+    edit(artifact["engines"]["target.body"])
+    with pytest.raises(BundleError, match="is not what the manifest says") as caught:
+        bundle.open(artifact)
+    assert finding in caught.value.diagnostics[0].message
+    assert bundle.cuda.memory == {}
+
+
+def test_a_file_that_is_no_plan(make, tmp_path):
+    bundle = make()
+    (tmp_path / "lm_head.plan").write_text("other")
+    with pytest.raises(UnsupportedError, match="cannot open the engine"):
+        bundle.open()
+    (tmp_path / "lm_head.plan").write_text("")
+    with pytest.raises(BundleError, match="the plan is empty"):
+        bundle.open()
+
+
+def test_recurrent_targets_are_refused(make):
+    bundle = make()
+    artifact = copy.deepcopy(bundle.artifact)
+    state = {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]}
+    artifact["entries"]["target"]["inputs"].append(state)
+    with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
+        bundle.open(artifact)
+    assert caught.value.exit_code == 4
+
+
+def test_progress(make):
+    told = []
+    bundle = make()
+    bundle.open(progress=lambda *step: told.append(step)).close()
+    assert told[0] == ("load", 0, 5)
+    assert told[-1] == ("load", 5, 5)
+
+
+@pytest.mark.parametrize("key", ["library", "engines", "programs", "entries", "min_rows"])
+def test_a_damaged_manifest(make, key):
+    bundle = make()
+    artifact = {k: v for k, v in bundle.artifact.items() if k != key}
+    with pytest.raises(BundleError, match="manifest is damaged"):
+        bundle.open(artifact)
