@@ -35,11 +35,14 @@ DEVICE = "sm120"
 def lowered(
     target: Path, draft: Path | None, *, max_model_len: int = 64, chunk: int = 16
 ) -> Module:
-    """A target, alone or with its draft, after the passes of the device."""
+    """A target, alone or with its draft, after the passes of the device.
+
+    Activations have 16 bits: scales of random weights are not calibrated.
+    """
     device = get_device(DEVICE)
     options = LiftOptions(max_model_len=max_model_len, prefill_chunk=chunk, pads_rounds=True)
     module = lift(target, draft, options)
-    PassManager(default_pipeline(device)).run(module, PassContext(device))
+    PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))
     return module
 
 

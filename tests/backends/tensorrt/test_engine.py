@@ -139,9 +139,8 @@ def test_a_plan_cannot_be_opened_without_a_driver(trt, tmp_path):
     x = builder.input("x", DType.F32, (sym("t"), 4), Role.ACTIVATION)
     builder.output(builder.op("silu", x), "y", Role.ACTIVATION)
     session = Session(trt, get_device("sm120"))
-    plan, _ = build(session, builder.module, builder.module.graphs["main"], (), lambda *_: None)
-    path = tmp_path / "main.plan"
-    path.write_bytes(plan)
+    path, graph = tmp_path / "main.plan", builder.module.graphs["main"]
+    build(session, builder.module, graph, (), path, lambda *_: None)
     errors: list[str] = []
     log = error_log(trt, errors)
     with pytest.raises(UnsupportedError, match="cannot open the engine") as caught:
