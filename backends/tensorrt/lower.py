@@ -35,6 +35,7 @@ from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
+from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 
 
 def jobs(module: Module, device: Device, weights: WeightPlan) -> list[Job]:
@@ -109,6 +110,7 @@ def lower(
         "library_version": str(library.__version__),
         "compute_capabilities": list(device.compute_capabilities),
         "compute_type": device.compute_type,
+        "activations": _activations(module),
         "min_rows": verify_rows(module),
         "weights": weights.policy.value,
         "weight_file": WEIGHT_FILE if file else None,
@@ -119,6 +121,13 @@ def lower(
     }
     files = tuple(facts["file"] for facts in made.values())
     return Artifact(manifest, files, weights.held(module), tuple(engines.made))
+
+
+def _activations(module: Module) -> list[str]:
+    """Encodings that what layers read is rounded to."""
+    nodes = (n for g in module.graphs.values() for n in g.nodes)
+    found = {n.attrs.encoding for n in nodes if isinstance(n.attrs, FakeQuantizeAttributes)}
+    return sorted(found)
 
 
 def build(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgecc.backends.runtime.golden import (
+    compare_averages,
     compare_choices,
     compare_proposals,
     compare_tokens,
@@ -36,6 +37,20 @@ def test_values_that_are_no_numbers(bad):
     check = compare_values("x", found, expected, 1e9)
     assert (check.passed, check.error) == (False, float("inf"))
     assert check.detail.startswith(f"row 1, index 0: {bad:g}, expected 1")
+
+
+def test_averages():
+    """One value may be far off where all are rounded coarsely; many may not."""
+    expected = np.array([[3.0, -4.0], [0.0, 5.0]], np.float32)
+    found = expected + np.array([[0.0, 0.0], [2.5, 0.0]], np.float32)
+    check = compare_averages("x", found, expected, 0.4)
+    assert (check.passed, check.error) == (True, pytest.approx((2.5**2 / 50) ** 0.5))
+    check = compare_averages("x", -expected, expected, 0.5)
+    assert (check.passed, check.error) == (False, pytest.approx(2))
+    assert check.detail == "values are off by 2 of their size, root mean square"
+    found[0, 0] = np.nan
+    assert compare_averages("x", found, expected, 9.0).error == float("inf")
+    assert not compare_averages("x", found[:1], expected, 9.0).passed
 
 
 def test_other_shapes():

@@ -36,8 +36,9 @@ def made(tmp_path, trt, parts):
     runtime = pytest.importorskip("cuda.bindings.runtime", reason="pip install cuda-bindings")
     cpu, module, rows = parts
 
-    def make(change=None):
+    def make(change=None, activations=()):
         bundle = SimulatedBundle(tmp_path, trt, runtime, module, change=change)
+        bundle.artifact["activations"] = list(activations)
         files = {lowered_golden_file(DEVICE): rows}
         path = write_bundle(tmp_path, cpu, module, bundle.artifact, files)
         where = "edgecc.backends.tensorrt.engine"
@@ -92,6 +93,23 @@ def test_a_difference_that_rounding_does_not_explain(made):
     assert check.detail.startswith("row 0, index 17: ")
     assert "1 of 288 values are off, the largest expected value is" in check.detail
     assert check.detail in str(check)
+
+
+def test_quantized_activations_are_compared_by_averages(made):
+    """One row of logits may be far off, all of them may not."""
+    seen = []
+
+    def change(graph, results):
+        if graph == "lm_head":
+            results["logits"] = results["logits"].copy()
+            results["logits"][..., 17] += 0.2 * np.abs(results["logits"]).max()
+            results["logits"] *= 1.0 if seen else -1.0
+
+    _, verify = made(change, activations=["nvfp4<block=16>"])
+    result = verify(prompts=0)
+    assert set(failed(result)) == {"target logits", "target logits, same arithmetic"}
+    seen.append(True)
+    assert verify(prompts=0).passed
 
 
 def test_values_that_are_no_numbers(made):
