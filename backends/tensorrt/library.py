@@ -23,6 +23,7 @@ DATA_TYPES: Mapping[str, str] = {
     "bf16": "BF16",
     "f8e4m3": "FP8",
     "f4e2m1": "FP4",
+    "i4": "INT4",
     "i64": "INT64",
     "i32": "INT32",
     "i8": "INT8",

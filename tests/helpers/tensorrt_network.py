@@ -31,6 +31,7 @@ from helpers.lifted import Lifted
 Array: TypeAlias = NDArray[Any]
 
 _ROUNDED = {"BF16": ml_dtypes.bfloat16, "HALF": np.float16, "FP8": ml_dtypes.float8_e4m3fn}
+_FOUR_BITS = {"FP4": ml_dtypes.float4_e2m1fn, "INT4": ml_dtypes.int4}
 _INTEGERS = {"INT64": np.int64, "INT32": np.int32, "INT8": np.int8, "BOOL": np.bool_}
 
 
@@ -94,10 +95,13 @@ class NetworkEvaluator:
 
     def _constant(self, layer: Any) -> Array:
         array, shape = self._constants[layer.name], tuple(layer.shape)
-        if layer.get_output(0).dtype.name == "FP4":
+        four_bits = _FOUR_BITS.get(layer.get_output(0).dtype.name)
+        if four_bits is not None:  # two in a byte, the first in the low half
             pairs = array.reshape(-1).view(np.uint8)
             codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(shape)
-            return codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+            if four_bits is ml_dtypes.int4:
+                return ((codes.astype(np.int8) ^ 8) - 8).astype(np.float32)
+            return codes.astype(np.uint8).view(four_bits).astype(np.float32)
         if layer.get_output(0).dtype.name == "FP8":
             array = array.view(ml_dtypes.float8_e4m3fn)
         return array.reshape(shape)
@@ -165,6 +169,8 @@ def _stored(array: Array, dtype: str) -> Array:
     if dtype in _INTEGERS:
         return np.asarray(array).astype(_INTEGERS[dtype])
     wide = np.asarray(array).astype(np.float32)
+    if dtype in _FOUR_BITS:
+        return wide.astype(_FOUR_BITS[dtype]).astype(np.float32)
     return wide.astype(_ROUNDED[dtype]).astype(np.float32) if dtype in _ROUNDED else wide
 
 
@@ -272,6 +278,24 @@ def _dequantize(layer: Any, x: list[Array]) -> list[Array]:
     return [codes * scale]
 
 
+def _quantize(layer: Any, x: list[Array]) -> list[Array]:
+    array, scale = x
+    assert scale.ndim == 0
+    return [np.clip(array / scale, -448, 448)]
+
+
+def _dynamic_quantize(layer: Any, x: list[Array]) -> list[Array]:
+    """E2M1 codes, and E4M3 scales of blocks whose largest value becomes 6."""
+    array, scale = x
+    moved = np.moveaxis(array, layer.axis, -1)
+    blocks = moved.reshape(*moved.shape[:-1], -1, layer.block_size)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inner = np.where(largest == 0, 1, np.clip(largest / (6 * scale), 2.0**-9, 448))
+    inner = inner.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    codes = (blocks / (inner * scale)).reshape(moved.shape)
+    return [np.moveaxis(codes, -1, layer.axis), np.moveaxis(inner[..., 0], -1, layer.axis)]
+
+
 def _kv_cache_update(layer: Any, x: list[Array]) -> list[Array]:
     cache, new, index = x[0].copy(), x[1], x[2]
     assert layer.cache_mode.name == "LINEAR"
@@ -321,6 +345,8 @@ _LAYERS: Mapping[str, Any] = {
     "CAST": lambda layer, x: x,
     "IDENTITY": lambda layer, x: x,
     "DEQUANTIZE": _dequantize,
+    "QUANTIZE": _quantize,
+    "DYNAMIC_QUANTIZE": _dynamic_quantize,
     "KV_CACHE_UPDATE": _kv_cache_update,
     "ROTARY_EMBEDDING": _rotary_embedding,
     "ATTENTION_INPUT": _attention,
@@ -345,6 +371,8 @@ _CLASSES: Mapping[str, str] = {
     "CAST": "ICastLayer",
     "IDENTITY": "IIdentityLayer",
     "DEQUANTIZE": "IDequantizeLayer",
+    "QUANTIZE": "IQuantizeLayer",
+    "DYNAMIC_QUANTIZE": "IDynamicQuantizeLayer",
     "KV_CACHE_UPDATE": "IKVCacheUpdateLayer",
     "ROTARY_EMBEDDING": "IRotaryEmbeddingLayer",
     "ATTENTION_INPUT": "IAttentionInputLayer",
