@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgecc.devices import Device
+from edgecc.passes.add_state_replay import AddStateReplay
 from edgecc.passes.assign_precision import AssignPrecision, AssignPrecisionOptions
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
@@ -78,6 +79,8 @@ def default_pipeline(
         FuseGateUp(),
         *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
+        # Rollback: what cannot be cut back is replayed from a log; states-replayed holds.
+        *([AddStateReplay()] if device.replays_states else []),
         # Precision: of activations, after the fusions, so that q, k and v share one op.
         *(
             [QuantizeActivations(QuantizeActivationsOptions(device=device.name))]

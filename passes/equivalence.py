@@ -25,10 +25,11 @@ from edgecc.ir.encodings import Array
 from edgecc.ir.interpreter import Inputs, evaluate
 from edgecc.ir.ops import Trait
 from edgecc.ir.random_inputs import random_inputs
+from edgecc.ir.replay import REPLAY_ROLES, with_replay_inputs
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.sampled_weights import SampledWeights
 from edgecc.ir.weights import Parts
-from edgecc.roles import ADDED
+from edgecc.roles import ADDED, Role
 
 CACHE_ROWS = 48
 """Rows of caches during a comparison: room for the few rows of random inputs at either end."""
@@ -189,11 +190,11 @@ def _interface_difference(before: Module, after: Module) -> Difference | None:
         old, now = (
             {(i.name, i.value.type.shape, i.role) for i in g.inputs} for g in (graph, found)
         )
-        if old != now:
+        if old - now or any(role not in REPLAY_ROLES for *_, role in now - old):
             changed = sorted({name for name, *_ in old ^ now})
             return Difference(graph.name, "", 0, f"other inputs: {', '.join(changed)}")
         kept, made = ({(o.name, o.role, o.alias) for o in g.outputs} for g in (graph, found))
-        new = {o for o in made - kept if o[1] not in ADDED}
+        new = {o for o in made - kept if o[1] not in {*ADDED, Role.STATE_LOG}}
         if new:  # fewer are fine
             changed = sorted({name for name, *_ in new})
             return Difference(graph.name, "", 0, f"other outputs: {', '.join(changed)}")
@@ -305,7 +306,8 @@ def _outcome(module: Module, inputs: Inputs, seed: int) -> dict[str, Array] | Di
     found: dict[str, Array] = {}
     for graph, arrays in inputs.items():
         try:
-            found.update(_values(module, {graph: arrays}))
+            complete = with_replay_inputs(module.graphs[graph], arrays)
+            found.update(_values(module, {graph: complete}))
         except EdgeccError as error:
             if isinstance(error, InternalError):
                 raise

@@ -149,14 +149,15 @@ def compare_golden(
     wanted = [Role.LOGITS] + ([Role.HIDDEN_TAP] if "hidden_tap" in golden else [])
     if num_tokens:
         wanted.append(Role.CHOSEN_TOKENS)
-    out = target.run(
-        {
-            Role.TOKEN_IDS: ids[None],
-            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
-            Role.LOGIT_ROWS: np.array([len(ids) - 1]),
-        },
-        wanted,
-    )
+    inputs: dict[Role, Array] = {
+        Role.TOKEN_IDS: ids[None],
+        Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        Role.LOGIT_ROWS: np.array([len(ids) - 1]),
+    }
+    if target.log_rows:
+        inputs[Role.REPLAY_LENGTH] = np.zeros(1, dtype=np.int64)
+        inputs[Role.COMMIT_LENGTH] = np.array([len(ids)])
+    out = target.run(inputs, wanted)
     logits = out[Role.LOGITS][0]
     checks = [_compare(f"target logits{suffix}", logits, golden["logits"], limits)]
     if num_tokens:

@@ -6,12 +6,13 @@ from edgecc.backends.base import Progress
 from edgecc.checkpoints import checkpoints_of
 from edgecc.compile_options import CompileOptions
 from edgecc.devices import DEVICES, Device
-from edgecc.errors import InputError, UnsupportedError, UsageError
+from edgecc.errors import InputError, LegalizeError, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.quantization import EncodedWeight, check_scales
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import FP8, NVFP4
+from edgecc.ir.verifier import check_property
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
@@ -106,6 +107,21 @@ def check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -
             notes=_why_no_head(module, options, ctx),
             help="leave out --quantize-head: the head keeps the precision of the file",
         )
+
+
+def check_states(module: Module, device: Device) -> None:
+    """Check that what states have seen can be taken back, by replaying their logs.
+
+    Args:
+        module: After the passes.
+        device: What it was lowered for.
+
+    Raises:
+        LegalizeError: A state has no log.
+    """
+    findings = check_property(module, "states-replayed") if device.replays_states else []
+    if findings:
+        raise LegalizeError(*findings)
 
 
 def check_activations(

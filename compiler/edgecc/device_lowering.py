@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Progress
-from edgecc.compile_checks import check_activations, check_quantized
+from edgecc.compile_checks import check_activations, check_quantized, check_states
 from edgecc.compile_options import CompileOptions
 from edgecc.devices import Device
 from edgecc.ir.clone import clone_module
@@ -89,11 +89,13 @@ def lower_for(
     Raises:
         UsageError: A quantization that was asked for found nothing to round.
         InputError: The pair does not fit together.
+        LegalizeError: A state has no log, on a device that replays them.
         UnsupportedError: The device cannot run it, or not with the activations asked for.
         MismatchError: A pass changed what is computed.
     """
     lowered = Lowered(lifted, clone_module(lifted), device, manager, PassContext(device))
     manager.run(lowered.module, lowered.ctx)
+    check_states(lowered.module, device)
     check_quantized(lowered.module, options, lowered.ctx)
     check_activations(lowered.module, device, options, lowered.ctx)
     return lowered

@@ -85,6 +85,11 @@ class Device:
     pads_rounds: bool = False
 
     @property
+    def replays_states(self) -> bool:
+        """Whether layers with a state can go back, by a log of their inputs."""
+        return "logged_delta_net" in self.ops
+
+    @property
     def is_narrow(self) -> bool:
         """Whether activations, attention and caches have 16 bits."""
         return self.compute_type != "f32"
@@ -100,7 +105,7 @@ _COMMON_OPS = frozenset(
     )
 )
 
-_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net"))
+_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net", "logged_delta_net"))
 """Layers with a state."""
 
 _RTX = "tensorrt_rtx"
@@ -166,7 +171,7 @@ DEVICES: Mapping[str, Device] = {
             description="ONNX Runtime on CPU, fused attention with caches updated in place",
             backend="onnxruntime",
             dialect=Dialect.ORT_CONTRIB,
-            ops=_COMMON_OPS | {"cached_attention", "cache_update", "attention"},
+            ops=_COMMON_OPS | _RECURRENT_OPS | {"cached_attention", "cache_update", "attention"},
             float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=True,
@@ -179,7 +184,7 @@ DEVICES: Mapping[str, Device] = {
             description="portable ONNX, standard opset-24 operators only",
             backend="onnxruntime",
             dialect=Dialect.STANDARD,
-            ops=_COMMON_OPS | {"cache_update", "attention"},
+            ops=_COMMON_OPS | _RECURRENT_OPS | {"cache_update", "attention"},
             float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=False,

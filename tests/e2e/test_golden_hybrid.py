@@ -1,7 +1,7 @@
 """The shipped hybrid pair, lifted, against values of transformers (tests/data/pairs/README.md).
 
-No device runs recurrent layers yet, so the interpreter does, with states and caches kept and
-restored by the test.
+The interpreter runs the graphs as lifted, with states and caches kept and restored by the test.
+What the engine makes of them is compared in test_golden_pair.py.
 """
 
 from __future__ import annotations

@@ -235,19 +235,3 @@ def test_random_modules(module, device, form):
     assert sorted(messages) == sorted(wanted)
     LowerEncodings(LowerEncodingsOptions(form)).run(module, PassContext())
     assert not check_pass(Legalize(LegalizeOptions(device)), module)
-
-
-def test_an_op_that_only_gpus_run():
-    module = Module("m")
-    b = Builder(module, "main")
-    x = b.input("x", DType.F32, (1, 2, 3), Role.ACTIVATION)
-    state = b.input("state", DType.F32, (1, 3, 1), Role.STATE)
-    taps = module.weights.add("taps", dense(np.ones((3, 1, 2))))
-    y, after = b.node("causal_conv1d", (x, state), (taps,)).results
-    b.output(y, "y", Role.ACTIVATION)
-    b.output(after, "state", Role.STATE, alias="state")
-    with pytest.raises(LegalizeError, match="device cpu cannot run causal_conv1d") as caught:
-        Legalize(LegalizeOptions("cpu")).run(module, PassContext())
-    assert caught.value.exit_code == 4
-    assert caught.value.diagnostics[0].help == "choose another device"
-    assert Legalize(LegalizeOptions("sm120")).run(module, PassContext()) is False

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from edgecc.backends.base import Executable, Role
+from edgecc.backends.runtime import Session
 from edgecc.backends.torch import TorchExecutable, TorchExecutor
 from edgecc.errors import RequestError
+from edgecc.frontends.lift import lift
+from edgecc.frontends.options import LiftOptions
 from edgecc.ir import Interpreter, Module
+from edgecc.passes.add_state_replay import AddStateReplay, AddStateReplayOptions
+from edgecc.passes.base import PassContext
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
+from helpers.lifted import Lifted
 from helpers.pairs import PairOptions, pair
 
 OPTIONS = PairOptions(layers=2, draft_head="own", draft_embedding="own")
@@ -117,3 +124,26 @@ def test_missing_and_unknown_roles(module):
 def test_unknown_graph(module):
     with pytest.raises(RequestError, match="no graph @vision"):
         TorchExecutable(TorchExecutor(module), "vision")
+
+
+def test_states_start_from_zero_and_go_back(tmp_path):
+    """A target with states: verifications of which a part is accepted, and a second sequence."""
+    target = write_hybrid_target(tmp_path / "t", HybridSizes(layer_types=(LINEAR, FULL)))
+    plain = Lifted(target, max_model_len=32)
+    logged = lift(target, None, LiftOptions(max_model_len=32))
+    AddStateReplay(AddStateReplayOptions(3)).run(logged, PassContext())
+    executable = TorchExecutable(TorchExecutor(logged, torch.float64), "target")
+    assert executable.log_rows == 3
+    session = Session(executable, prefill_chunk=4)
+    for prompt in ([5, 6, 7, 8, 9], [1, 2]):
+        plain.reset()
+        session.reset()
+        found = [session.prefill(prompt, features=False)]
+        expected = [plain.target(prompt)["logits"][-1]]
+        session.push(3)
+        for proposals, accepted in (([1, 2], 1), ([4], 0), ([], 0), ([6, 7], 2)):
+            anchor = session.tokens[-1]
+            found.extend(session.verify(proposals, features=False)[: accepted + 1])
+            expected.extend(plain.target([anchor, *proposals[:accepted]])["logits"])
+            session.commit(accepted, 9)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
