@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.devices import EVALUATED_ONLY, Device
+from edgecc.devices import Device
 from edgecc.errors import Diagnostic, LegalizeError, UsageError
 from edgecc.ir.core import Graph, Module, Node
 from edgecc.ir.encodings import Dense, Encoding
@@ -111,8 +111,6 @@ def _one_of_each_kind(findings: list[Diagnostic]) -> list[Diagnostic]:
 
 
 def _way_out(op: str) -> str:
-    if op in EVALUATED_ONLY:
-        return "no device can yet; lifting and evaluating such a model work"
     return f"run {_DECOMPOSED_BY[op]} first" if op in _DECOMPOSED_BY else "choose another device"
 
 

@@ -103,6 +103,7 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
                 "token_ids": ids[None],
                 "cache_length": np.zeros(1, dtype=np.int64),
                 "logit_rows": np.array([rows - 1]),
+                **_counts(module, rows),
                 **_caches(module, "target"),
             },
         )
@@ -216,12 +217,19 @@ def _section(module: Module, key: str) -> dict[str, Json]:
     return section
 
 
+def _counts(module: Module, rows: int) -> dict[str, Array]:
+    """Nothing to replay, and all rows are final; for targets that want to know."""
+    counts = {Role.REPLAY_LENGTH: 0, Role.COMMIT_LENGTH: rows}
+    graph = module.graphs["target"]
+    return {i.name: np.array([n]) for role, n in counts.items() for i in graph.by_role(role)}
+
+
 def _caches(module: Module, graph: str) -> dict[str, Array]:
-    """Empty caches and states of the declared shapes."""
+    """Empty caches, states and logs of the declared shapes."""
     return {
         item.name: np.zeros(
             [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape], dtype=np.float32
         )
-        for role in (Role.KV_CACHE, Role.STATE)
+        for role in (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
         for item in module.graphs[graph].by_role(role)
     }
