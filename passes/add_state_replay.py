@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from edgecc.errors import UsageError
 from edgecc.ir.builder import Builder
@@ -87,6 +88,8 @@ class AddStateReplay(Pass[AddStateReplayOptions]):
                 log = self._rewrite(module, graph, layer, rows)
                 self.remark(ctx, where, f"a log {log.type}", applied=True)
                 changed = True
+        if changed:
+            _say(module, rows)
         return changed
 
     def _rewrite(self, module: Module, graph: Graph, layer: _Layer, rows: int) -> Value:
@@ -131,6 +134,22 @@ class _Layer:
     silu: Node
     split: Node
     delta: Node
+
+
+def _say(module: Module, rows: int) -> None:
+    """Record what a sequence holds."""
+    held = {
+        role: sum(_elements(i.value) for g in module.graphs.values() for i in g.by_role(role)) * 4
+        for role in (Role.STATE, Role.STATE_LOG)
+    }
+    module.decisions.append(
+        f"states of {held[Role.STATE]} bytes a sequence go back by replaying up to {rows} "
+        f"row{'s' if rows > 1 else ''} from logs of {held[Role.STATE_LOG]} bytes"
+    )
+
+
+def _elements(value: Value) -> int:
+    return prod(d if isinstance(d, int) else 1 for d in value.type.shape)
 
 
 def _most_rows(module: Module) -> int:

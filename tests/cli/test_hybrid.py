@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,13 @@ def test_compile_run_and_verify(
     assert text[0] == text[1] != ""
     result = edgecc("verify", out)
     assert result.code == 0, result.err
-    assert edgecc("inspect", out).code == 0
+    inspected = edgecc("inspect", out).out
+    values, channels = 4 * 12, 2 * 2 * 8 + 4 * 12
+    states = 4 * 3 * (values * 8 + channels * 3)
+    logs = 4 * 3 * 8 * (channels + 2 * 4)
+    for role, count in (("state", states), ("state_log", logs)):
+        assert re.search(rf"target/{role} +{count} bytes", inspected)
+    assert f"states of {states} bytes a sequence go back by replaying up to 8 rows" in inspected
 
 
 def test_a_pipeline_without_replay_is_refused(
