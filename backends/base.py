@@ -40,20 +40,33 @@ FloatArray: TypeAlias = NDArray[np.float32]
 
 
 class Executable(Protocol):
-    """One entry, ready to run. It owns its caches: they are allocated and bound once."""
+    """One entry, ready to run.
+
+    It owns what lives between calls, which is allocated and bound once: caches, states, logs of
+    states. A call with CACHE_LENGTH 0 begins a sequence: its states start from zero.
+    """
 
     @property
     def capacity(self) -> int:
         """Rows each KV cache holds: no call may make `cache_length + new rows` exceed it."""
         ...
 
+    @property
+    def log_rows(self) -> int:
+        """Rows the logs of states hold, the most of a call whose rows are not final.
+
+        0 for entries without states, which do not take the counts to replay and to commit.
+        """
+        ...
+
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         """Run the entry once; caches are updated in place.
 
         Args:
-            inputs: Every non-cache input of the entry, by role, in the dtype and shape of `Role`.
+            inputs: Every input of the entry that it does not own, by role, in the dtype and shape
+                of `Role`.
             outputs: Roles wanted. Work that only other outputs need is skipped; an empty sequence
-                still updates the caches.
+                still updates what the entry owns.
 
         Returns:
             The wanted outputs. The arrays may be reused by the next call: copy what must live on.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgecc.passes.pipeline import parse_pipeline, print_pipeline
 
 PASSES: Mapping[str, str] = {
+    "add-state-replay": "edgecc.passes.add_state_replay:AddStateReplay",
     "assign-precision": "edgecc.passes.assign_precision:AssignPrecision",
     "bind-shared-weights": "edgecc.passes.bind_shared_weights:BindSharedWeights",
     "canonicalize": "edgecc.passes.canonicalize:Canonicalize",

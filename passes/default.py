@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgecc.devices import Device
+from edgecc.passes.add_state_replay import AddStateReplay
 from edgecc.passes.assign_precision import AssignPrecision, AssignPrecisionOptions
 from edgecc.passes.base import Pass
 from edgecc.passes.bind_shared_weights import BindSharedWeights, BindSharedWeightsOptions
@@ -69,6 +70,8 @@ def default_pipeline(
         FuseGateUp(),
         *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
+        # Rollback: what cannot be cut back is replayed from a log; states-replayed holds.
+        AddStateReplay(),
         # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),

@@ -48,7 +48,8 @@ class FuseCachedAttention(RewritePass[NoOptions]):
 
     Limits
         The queries must belong to the last of the new rows, for all sizes of the symbols. Heads
-        must have a width that the device's op takes.
+        must have a width that the device's op takes; rotary embeddings stay outside when it does
+        not take as many rotated dims.
     """
 
     name = "fuse-cached-attention"
@@ -89,7 +90,7 @@ class UpdatedCaches(Rule):
         q, k, start = (match.value(name) for name in ("q", "k", "start"))
         weights: tuple[str, ...] = ()
         rotary = _rotary(q, k, start)
-        if rotary is not None:
+        if rotary is not None and self._rotates(match.module, rotary[2]):
             q, k, weights = rotary
         keys, values = match["keys"], match["values"]
         fused = rewriter.insert(
@@ -104,6 +105,11 @@ class UpdatedCaches(Rule):
         rewriter.replace(match.root, (result,))
         rewriter.replace(keys, (new_keys,))
         rewriter.replace(values, (new_values,))
+
+    def _rotates(self, module: Module, tables: tuple[str, ...]) -> bool:
+        """Whether the device's fused op rotates as many dims of a head as the tables turn."""
+        rotated = 2 * module.weights[module.weights.resolve(tables[0])].shape[1]
+        return self.device is None or rotated % self.device.head_multiple == 0
 
     def done(self, match: Match) -> str:
         """Nothing to add."""

@@ -93,6 +93,7 @@ def test_a_bundle(tmp_path: Path, target: Path, draft: Path) -> None:
     assert {s.partition(":")[0] for s in facts["shared"]} == {"lm_head", "embed_tokens"}
     assert all("stored once for draft and target" in s for s in facts["shared"])
     assert facts["limits"]["max_model_len"] == 32
+    assert list(facts["per_sequence"]) == ["target/kv_cache", "draft/kv_cache"]
     assert json.loads(json.dumps(facts)) == facts
 
 

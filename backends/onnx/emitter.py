@@ -8,7 +8,7 @@ computed once per graph (lengths, zero padding).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -33,6 +33,7 @@ OPSET = 24
 IR_VERSION = 11
 CONTRIB = "com.microsoft"
 
+T = TypeVar("T")
 Lowering: TypeAlias = Callable[["Emitter", Node], None]
 
 ONNX_TYPES: Mapping[DType, int] = {
@@ -83,7 +84,7 @@ class Emitter:
         self._names = _onnx_names(graph, module.weights)
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
-        self._memo: dict[object, str] = {}
+        self._memo: dict[object, Any] = {}
         self._counter = 0
         self._scope = ""
 
@@ -142,7 +143,7 @@ class Emitter:
     ) -> list[str]:
         """Append a node; returns its output names (fresh ones when a count is given)."""
         if isinstance(outputs, int):
-            outputs = [self._fresh(op) for _ in range(outputs)]
+            outputs = [self.fresh(op) for _ in range(outputs)]
         node = helper.make_node(
             op,
             list(inputs),
@@ -169,20 +170,21 @@ class Emitter:
             name = f"const.{len(self._memo)}"
             self._initializers[name] = numpy_helper.from_array(array, name)
             self._memo[key] = name
-        return self._memo[key]
+        return str(self._memo[key])
 
     def ints(self, *values: int) -> str:
         """A constant i64 vector."""
         return self.constant(np.array(values, dtype=np.int64))
 
-    def once(self, key: object, make: Callable[[], str]) -> str:
-        """The value of `make()`, computed once per graph and key.
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make()` gives, a name or several, computed once per graph and key.
 
         The nodes land where the first user is, which is before all later ones.
         """
         if key not in self._memo:
             self._memo[key] = make()
-        return self._memo[key]
+        found: T = self._memo[key]
+        return found
 
     def size(self, value: Value, axis: int) -> str:
         """Size of an axis as an i64 vector of one element, constant where it is known."""
@@ -236,7 +238,8 @@ class Emitter:
             )
         return widen(self, placement, {t.component: t.name for t in placement.tensors})
 
-    def _fresh(self, hint: str) -> str:
+    def fresh(self, hint: str) -> str:
+        """A name nothing else has."""
         self._counter += 1
         return f"{self._scope}/{hint}.out{self._counter}"
 

@@ -12,12 +12,17 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from edgecc.backends.base import Role
+from edgecc.backends.onnxruntime.interface import CARRIED
 from edgecc.errors import BundleError
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 _ROLES = frozenset(Role)
+_WITH_STATES = frozenset(
+    {Role.CACHE_LENGTH, Role.STATE_LOG, Role.REPLAY_LENGTH, Role.COMMIT_LENGTH}
+)
+"""Inputs without which states cannot be started, or taken back."""
 
 
 def check_artifact(artifact: Mapping[str, Any]) -> None:
@@ -61,22 +66,32 @@ def _contradictions(artifact: Mapping[str, Any]) -> Iterator[str]:
 def _bad_ports(
     inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]], made: set[str]
 ) -> Iterator[str]:
-    caches = {i["name"] for i in inputs if i["role"] == Role.KV_CACHE}
+    carried = {i["name"] for i in inputs if i["role"] in CARRIED}
     for port in (*inputs, *outputs):
         if port["role"] not in _ROLES:
             yield f"unknown role {port['role']!r}"
         if port["role"] == Role.KV_CACHE and not _is_cache(port["shape"]):
             yield f"cache {port['name']!r} has shape {port['shape']}"
+        if port["role"] in (Role.STATE, Role.STATE_LOG) and not _is_carried(port["shape"]):
+            yield f"state {port['name']!r} has shape {port['shape']}"
+    roles = {i["role"] for i in inputs}
+    if Role.STATE in roles and (lost := _WITH_STATES - roles):
+        yield f"it has states and no input {min(lost)}"
     for port in outputs:
         if port["value"] not in made:
             yield f"nothing makes the value {port['value']!r}"
-        if port["alias"] is not None and port["alias"] not in caches:
-            yield f"{port['name']!r} overwrites no cache {port['alias']!r}"
+        if port["alias"] is not None and port["alias"] not in carried:
+            yield f"{port['name']!r} overwrites no cache or state {port['alias']!r}"
 
 
 def _is_cache(shape: Sequence[int | str]) -> bool:
     """Sequences, KV heads, rows, head dim: all but the first are numbers."""
-    return len(shape) == 4 and all(isinstance(d, int) and d > 0 for d in shape[1:])
+    return len(shape) == 4 and _is_carried(shape)
+
+
+def _is_carried(shape: Sequence[int | str]) -> bool:
+    """Sequences, then sizes that are numbers."""
+    return len(shape) > 1 and all(isinstance(d, int) and d > 0 for d in shape[1:])
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """One entry of a bundle as a program of ONNX Runtime sessions.
 
 For each combination of row counts and wanted outputs a *plan* is built once: every input, cache,
-intermediate and output is bound to a buffer that stays, so that a later call only copies its small
-inputs and starts the sessions back to back. Values handed from one session to the next are never
-copied.
+state, intermediate and output is bound to a buffer that stays, so that a later call only copies its
+small inputs and starts the sessions back to back. Values handed from one session to the next are
+never copied.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Plan:
 
 
 class OrtExecutable:
-    """Runs one entry; owns its caches.
+    """Runs one entry; owns its caches, its states and their logs.
 
     Args:
         sessions: Session of each model.
@@ -45,7 +45,7 @@ class OrtExecutable:
         interface: Inputs and outputs of the entry.
         min_rows: Calls with fewer token rows are padded to this many, because kernels for a single
             row sum in another order; results of padding rows are cut off, and what they write into
-            the caches lies behind the valid rows.
+            caches and logs lies behind the valid rows.
     """
 
     def __init__(
@@ -63,12 +63,21 @@ class OrtExecutable:
         self._plans: OrderedDict[object, _Plan] = OrderedDict()
         padding = min_rows - 1 if Role.TOKEN_IDS in interface.inputs else 0
         self._capacity = max(0, interface.rows - padding)
-        self._caches = {port.name: _allocate(port) for port in interface.caches}
+        self._log_rows = interface.log_rows
+        self._states = [_allocate(port) for port in interface.states]
+        ports = (*interface.caches, *interface.logs)
+        self._carried = {port.name: _allocate(port) for port in ports}
+        self._carried.update(zip((p.name for p in interface.states), self._states, strict=True))
 
     @property
     def capacity(self) -> int:
         """Rows a cache holds for the runtime."""
         return self._capacity
+
+    @property
+    def log_rows(self) -> int:
+        """Rows the logs of the states hold."""
+        return self._log_rows
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         """See `Executable.run`.
@@ -79,6 +88,9 @@ class OrtExecutable:
             BackendError: ONNX Runtime refused the call.
         """
         self._interface.check(inputs, outputs, self._capacity)
+        if self._states and not inputs[Role.CACHE_LENGTH][0]:
+            for state, _ in self._states:
+                state.fill(0)
         padding = self._padding(inputs)
         shapes = {role: self._shape(role, array, padding) for role, array in inputs.items()}
         key = (tuple(sorted(shapes.items())), tuple(sorted(outputs)))
@@ -126,7 +138,7 @@ class OrtExecutable:
             ports.inputs[role].name: ort.OrtValue.ortvalue_from_numpy(buffer)
             for role, buffer in buffers.items()
         }
-        values.update({name: value for name, (_, value) in self._caches.items()})
+        values.update({name: value for name, (_, value) in self._carried.items()})
         wanted = [ports.outputs[role].value for role in outputs]
         steps = []
         for step in self._needed(wanted):
@@ -151,7 +163,7 @@ class OrtExecutable:
         return _Plan(steps, buffers, arrays)
 
     def _needed(self, wanted: Sequence[str]) -> list[Mapping[str, Any]]:
-        """The steps that update caches or that wanted values depend on, in order."""
+        """The steps that update caches or states, or that wanted values depend on, in order."""
         needed = set(wanted) | set(self._interface.updates)
         kept = []
         for step in reversed(self._program):
@@ -162,7 +174,7 @@ class OrtExecutable:
 
 
 def _allocate(port: Port) -> tuple[Array, Any]:
-    """A zeroed cache for one sequence; pages are only taken when rows are written."""
+    """A zeroed buffer for one sequence; pages are only taken when rows are written."""
     import onnxruntime as ort
 
     array = np.zeros([1, *map(int, port.shape[1:])], dtype=port.dtype)

@@ -6,6 +6,7 @@ message about a node in the middle of the model.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ import numpy as np
 
 from edgecc.backends.base import Array, Role
 from edgecc.errors import RequestError
+
+CARRIED = (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
+"""What the engine keeps between calls."""
+
+UNLIMITED = sys.maxsize
 
 DTYPES: Mapping[str, np.dtype[Any]] = {"i64": np.dtype(np.int64), "f32": np.dtype(np.float32)}
 
@@ -61,21 +67,30 @@ class Interface:
         inputs: Inputs a caller passes, by role.
         outputs: Outputs a caller may ask for, by role.
         caches: Caches, which the engine owns.
-        updates: Values that are updated caches, and the cache each of them overwrites.
+        states: States, which it owns as well.
+        logs: Logs of the states, likewise.
+        updates: Values that are updates of these, and what each of them overwrites.
     """
 
     def __init__(self, entry: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         inputs = [Port.of(i) for i in entry["inputs"]]
         outputs = [Port.of(o) for o in entry["outputs"]]
-        self.inputs: dict[Role, Port] = {p.role: p for p in inputs if p.role is not Role.KV_CACHE}
-        self.outputs: dict[Role, Port] = {p.role: p for p in outputs if p.role is not Role.KV_CACHE}
-        self.caches = [p for p in inputs if p.role is Role.KV_CACHE]
+        self.inputs: dict[Role, Port] = {p.role: p for p in inputs if p.role not in CARRIED}
+        self.outputs: dict[Role, Port] = {p.role: p for p in outputs if p.role not in CARRIED}
+        self.caches, self.states, self.logs = (
+            [p for p in inputs if p.role is role] for role in CARRIED
+        )
         self.updates = {p.value: p.alias for p in outputs if p.alias is not None}
 
     @property
     def rows(self) -> int:
-        """Rows of the caches; 0 without any."""
-        return min((int(c.shape[2]) for c in self.caches), default=0)
+        """Rows of the caches. Without any: 0, or no limit if there are states."""
+        return min((int(c.shape[2]) for c in self.caches), default=UNLIMITED if self.states else 0)
+
+    @property
+    def log_rows(self) -> int:
+        """Rows of the logs; 0 without any."""
+        return min((int(log.shape[1]) for log in self.logs), default=0)
 
     def check(self, inputs: Mapping[Role, Array], outputs: Sequence[Role], capacity: int) -> None:
         """Check a call.
@@ -87,7 +102,8 @@ class Interface:
 
         Raises:
             RequestError: A role is missing or unknown, an array has another dtype or shape than
-                its port, a row index is out of range, or the new rows do not fit into the caches.
+                its port, a row index or count is out of range, or the new rows do not fit into the
+                caches or logs.
         """
         if inputs.keys() != self.inputs.keys():
             raise RequestError(
@@ -102,7 +118,7 @@ class Interface:
                     help="optional outputs of a draft are kept by compiling with draft_outputs",
                 )
         # Caches hold one sequence.
-        sizes = {c.shape[0]: 1 for c in self.caches}
+        sizes = {c.shape[0]: 1 for c in (*self.caches, *self.states)}
         for role, port in self.inputs.items():
             _check_array(port, inputs[role], sizes)
         self._check_rows(inputs, capacity)
@@ -116,6 +132,7 @@ class Interface:
             raise RequestError(
                 "run/logit-rows", f"logit rows {wanted.tolist()} of {rows.shape[1]} token rows"
             )
+        self._check_counts(inputs, rows.shape[1])
         if self.caches and length is not None:
             start = int(length[0])
             if start < 0 or start + rows.shape[1] > capacity:
@@ -123,6 +140,19 @@ class Interface:
                     "run/cache-overflow",
                     f"rows {start}..{start + rows.shape[1]} exceed the cache capacity {capacity}",
                 )
+
+    def _check_counts(self, inputs: Mapping[Role, Array], rows: int) -> None:
+        """What is replayed and committed must be there, and what is not final must be logged."""
+        if not self.logs:
+            return
+        for role, most in ((Role.REPLAY_LENGTH, self.log_rows), (Role.COMMIT_LENGTH, rows)):
+            count = int(inputs[role][0]) if role in inputs else 0
+            if not 0 <= count <= most:
+                raise RequestError("run/row-count", f"{role} is {count}, expected 0 to {most}")
+        if rows > self.log_rows and not inputs[Role.COMMIT_LENGTH][0]:
+            raise RequestError(
+                "run/log-overflow", f"{rows} rows that are not final, the log has {self.log_rows}"
+            )
 
 
 def _check_array(port: Port, array: Array, sizes: dict[int | str, int]) -> None:

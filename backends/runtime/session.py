@@ -1,10 +1,14 @@
 """One sequence's state over the executables of a bundle: lengths, commit and rollback.
 
 Caches are never copied or cleared: their *lengths* are the truth. Rows beyond a length are garbage
-that the next call overwrites, so a rollback is a smaller number.
+that the next call overwrites, so a rollback is a smaller number. So it is for targets with states,
+which have no rows to count: rows that may be rejected change no state, they go to a log, and the
+next call replays those of them that were accepted.
 
 Invariants, at every point where no verification is open (`start` counts rows of the target caches):
 
+* the states of the target sum up its first `start - replay` rows, and the log begins with the
+  `replay` rows after them; `replay` is 0 unless the last call was a verification with proposals;
 * `start == len(tokens) - 1`: all committed tokens but the newest, the anchor, are in the caches
   (between `prefill` and `push` there is no anchor yet, and `start == len(tokens)`);
 * while features are collected, `draft_length + pending == start`: the draft has the features of
@@ -40,6 +44,7 @@ class Session:
         self._target = target
         self._draft = draft
         self._chunk = prefill_chunk
+        self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
         self.target_seconds = 0.0
         """Time spent in target calls since this object was made, in seconds."""
@@ -51,6 +56,7 @@ class Session:
         """Forget the sequence. The caches stay as they are: with length 0 all of it is garbage."""
         self._tokens: list[int] = []
         self._start = 0
+        self._replay = 0
         self._draft_length = 0
         self._pending: Array | None = None
         self._open: tuple[int, ...] | None = None
@@ -89,7 +95,12 @@ class Session:
     @property
     def room(self) -> int:
         """Most proposals a verification can take now: each needs a row after the anchor's."""
-        return min(self._target.capacity - self._start, self._chunk) - 1
+        return min(self._target.capacity - self._start, self._most_open) - 1
+
+    @property
+    def replay(self) -> int:
+        """Accepted rows that the next target call takes from the log of the states."""
+        return self._replay
 
     def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> FloatArray:
         """Run a whole prompt through the target, in chunks.
@@ -109,10 +120,10 @@ class Session:
         self._tokens = ids.tolist()
         last = (len(ids) - 1) // self._chunk * self._chunk
         for first in range(0, last, self._chunk):
-            self._run_target(ids[first : first + self._chunk], None, features)
+            self._run_target(ids[first : first + self._chunk], None, features, final=True)
             self._keep(self._chunk)
         rows = self._row_numbers[len(ids) - last - 1 : len(ids) - last]
-        logits = self._run_target(ids[last:], rows, features)
+        logits = self._run_target(ids[last:], rows, features, final=True)
         self._keep(len(ids) - last)
         last_row: FloatArray = logits[0]
         return last_row
@@ -149,14 +160,16 @@ class Session:
         if self._open is not None or self._start != len(self._tokens) - 1:
             raise _misuse("verify follows push or commit")
         ids = np.array([self._tokens[-1], *proposals], dtype=np.int64)
-        logits = self._run_target(ids, self._row_numbers[: len(ids)], features)
+        rows = self._row_numbers[: len(ids)]
+        logits = self._run_target(ids, rows, features, final=not proposals)
         self._open = tuple(proposals)
         return logits
 
     def commit(self, accepted: int, token: int) -> None:
         """Close a verification: keep the anchor, `accepted` proposals and the round's own token.
 
-        Cache rows and features of the rejected proposals are dropped by not counting them.
+        Cache rows, logged rows and features of the rejected proposals are dropped by not counting
+        them.
 
         Args:
             accepted: How many leading proposals are kept.
@@ -166,6 +179,7 @@ class Session:
             raise _misuse("commit closes a verification")
         self._tokens += self._open[:accepted]
         self._tokens.append(token)
+        self._replay = accepted + 1 if self._open and self._target.log_rows else 0
         self._open = None
         self._keep(accepted + 1)
 
@@ -176,28 +190,40 @@ class Session:
             self._pending = self._tap[:, :rows]
             self._tap = None
 
-    def _run_target(self, ids: IntArray, rows: IntArray | None, features: bool) -> FloatArray:
+    def _run_target(
+        self, ids: IntArray, rows: IntArray | None, features: bool, *, final: bool
+    ) -> FloatArray:
         """One target call after row `start`; its features are left in `_tap`.
+
+        Args:
+            ids: Tokens of the new rows.
+            rows: Which of them need logits.
+            features: Whether the draft wants their features.
+            final: Whether all of them stay, whatever comes out.
 
         Returns:
             Logits of `rows`, f32 `[r, V]`; nothing of use when `rows` is None.
         """
         if self._start + len(ids) > self._target.capacity or len(ids) > self._chunk:
             raise _misuse(f"{len(ids)} rows after {self._start} do not fit")
+        if not final and len(ids) > self._most_open:
+            raise _misuse(f"{len(ids)} rows that may be rejected, at most {self._most_open} can")
         if features and self._pending is not None:
             # The engine is about to reuse the array, so the draft takes these rows now.
             self._run_draft(())
         self._pending = None
+        inputs: dict[Role, Array] = {
+            Role.TOKEN_IDS: ids[None],
+            Role.CACHE_LENGTH: np.array([self._start], dtype=np.int64),
+            Role.LOGIT_ROWS: self._row_numbers[:1] if rows is None else rows,
+        }
+        if self._target.log_rows:
+            inputs[Role.REPLAY_LENGTH] = np.array([self._replay], dtype=np.int64)
+            inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
         begin = perf_counter()
-        results = self._target.run(
-            {
-                Role.TOKEN_IDS: ids[None],
-                Role.CACHE_LENGTH: np.array([self._start], dtype=np.int64),
-                Role.LOGIT_ROWS: self._row_numbers[:1] if rows is None else rows,
-            },
-            _TARGET_OUTPUTS[rows is not None, features],
-        )
+        results = self._target.run(inputs, _TARGET_OUTPUTS[rows is not None, features])
         self.target_seconds += perf_counter() - begin
+        self._replay = 0
         if features:
             self._tap = results[Role.HIDDEN_TAP]
         return _NO_LOGITS if rows is None else results[Role.LOGITS][0]

@@ -86,14 +86,15 @@ def compare_golden(engine: Engine, golden: Mapping[str, Array]) -> Verification:
     ids = golden["token_ids"]
     target = engine.entry("target")
     wanted = [Role.LOGITS] + ([Role.HIDDEN_TAP] if "hidden_tap" in golden else [])
-    out = target.run(
-        {
-            Role.TOKEN_IDS: ids[None],
-            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
-            Role.LOGIT_ROWS: np.array([len(ids) - 1]),
-        },
-        wanted,
-    )
+    inputs: dict[Role, Array] = {
+        Role.TOKEN_IDS: ids[None],
+        Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        Role.LOGIT_ROWS: np.array([len(ids) - 1]),
+    }
+    if target.log_rows:
+        inputs[Role.REPLAY_LENGTH] = np.zeros(1, dtype=np.int64)
+        inputs[Role.COMMIT_LENGTH] = np.array([len(ids)])
+    out = target.run(inputs, wanted)
     checks = [_relative("target logits", out[Role.LOGITS][0], golden["logits"])]
     if "hidden_tap" in golden:
         taps = out[Role.HIDDEN_TAP]

@@ -16,6 +16,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     elementwise,
     matmul,
     norm,
+    replay,
     sampling,
     shape,
     state,

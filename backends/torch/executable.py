@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from edgecc.ir.types import DimExpr
 class TorchExecutable:
     """Runs one graph of a module, for one sequence. See `backends.base`.
 
-    It owns every input that an output overwrites: caches, and whatever else lives between calls.
+    It owns every input that an output overwrites: caches, states and their logs.
 
     Args:
         executor: Evaluates the graph.
@@ -56,6 +57,12 @@ class TorchExecutable:
         caches = self._graph.by_role(Role.KV_CACHE)
         return min((self._caches[c.name].shape[2] for c in caches), default=0)
 
+    @property
+    def log_rows(self) -> int:
+        """Rows the logs of the states hold; 0 without any."""
+        logs = self._graph.by_role(Role.STATE_LOG)
+        return min((self._caches[log.name].shape[1] for log in logs), default=0)
+
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         """See `Executable.run`; the results are copies. A call that is refused changes no cache.
 
@@ -75,6 +82,9 @@ class TorchExecutable:
                     f"graph @{self._graph.name} has no output {role!s}",
                     notes=[f"it has {_names(self._outputs)}"],
                 )
+        if not np.any(inputs.get(Role.CACHE_LENGTH, 1)):
+            for item in self._graph.by_role(Role.STATE):
+                self._caches[item.name] = torch.zeros_like(self._caches[item.name])
         named = {self._inputs[role].name: array for role, array in inputs.items()}
         wanted = [self._outputs[role].name for role in outputs]
         found = self._executor.run_tensors(

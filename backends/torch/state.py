@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.ir.ops import Attributes
+from edgecc.ir.ops.base import check_indices
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
 
 CHUNK = 64
@@ -102,7 +103,62 @@ def gated_delta_net(call: Call[GatedDeltaNetAttributes]) -> tuple[Tensor, ...]:
     return result.to(like), state.to(like)
 
 
+def logged_delta_net(call: Call[GatedDeltaNetAttributes]) -> tuple[Tensor, ...]:
+    """Each sequence for itself, as chunks of rows: those replayed, then the new ones.
+
+    Padding rows have gates of minus infinity, which decay by nothing and write nothing.
+
+    Raises:
+        RequestError: More rows are replayed or committed than there are.
+    """
+    x, a, b, conv_state, delta_state, log, replay, commit = call.operands
+    check_indices("replayed rows", replay.cpu().numpy(), log.shape[1] + 1)
+    check_indices("committed rows", commit.cpu().numpy(), x.shape[1] + 1)
+    new = torch.cat((x, a, b), dim=-1)
+    width = call.attrs.value_heads * delta_state.shape[3]
+    made = (
+        x.new_empty((*x.shape[:2], width)),
+        torch.empty_like(conv_state),
+        torch.empty_like(delta_state),
+    )
+    for i, (m, c) in enumerate(zip(replay.tolist(), commit.tolist(), strict=True)):
+        found = _replayed(call, torch.cat((log[i, :m], new[i])), i, m, c)
+        for tensor, value in zip(made, found, strict=True):
+            tensor[i] = value
+    after = torch.cat((new, log[:, new.shape[1] :]), dim=1)[:, : log.shape[1]]
+    return (*made, after)
+
+
+def _replayed(
+    call: Call[GatedDeltaNetAttributes], rows: Tensor, index: int, replayed: int, committed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Results and states of one sequence, from its logged and new rows `[m + t, C + 2 Hv]`."""
+    x, _, _, conv_state, delta_state, *_ = call.operands
+    attrs, (conv1d, *gates) = call.attrs, call.weights
+    keys = attrs.key_heads * delta_state.shape[2]
+    sizes = [keys, keys, x.shape[2] - 2 * keys, attrs.value_heads, attrs.value_heads]
+    inputs, switches = torch.split(rows, [x.shape[2], 2 * attrs.value_heads], dim=-1)
+    window = torch.cat((conv_state[index], inputs.T), dim=-1)
+    weight = conv1d.dense()
+    mixed = functional.silu(functional.conv1d(window[None], weight, groups=weight.shape[0]))[0].T
+    end = replayed + committed
+    if committed:
+        switches = switches.clone()
+        switches[end:] = -torch.inf
+    parts = torch.split(torch.cat((mixed, switches), dim=-1), sizes, dim=-1)
+
+    def walk(state: Tensor, span: slice) -> tuple[Tensor, ...]:
+        operands = (*(part[None, span] for part in parts), state)
+        return gated_delta_net(Call(operands, tuple(gates), attrs, call.run))
+
+    _, before = walk(delta_state[index : index + 1], slice(replayed))
+    result, after = walk(before, slice(replayed, None))
+    kept = window[:, end : end + conv_state.shape[2]]
+    return result[0], kept, (after if committed else before)[0]
+
+
 KERNELS: Mapping[str, Kernel] = {
     "causal_conv1d": causal_conv1d,
     "gated_delta_net": gated_delta_net,
+    "logged_delta_net": logged_delta_net,
 }

@@ -91,8 +91,7 @@ _COMMON_OPS = frozenset(
     )
 )
 
-_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net"))
-"""Layers with a state."""
+_RECURRENT_OPS = frozenset(("causal_conv1d", "gated_delta_net", "logged_delta_net"))
 
 _RTX = "tensorrt_rtx"
 _FULL = "tensorrt"
@@ -147,7 +146,7 @@ DEVICES: Mapping[str, Device] = {
             description="ONNX Runtime on CPU, fused attention with caches updated in place",
             backend="onnxruntime",
             dialect=Dialect.ORT_CONTRIB,
-            ops=_COMMON_OPS | {"cached_attention", "cache_update", "attention"},
+            ops=_COMMON_OPS | _RECURRENT_OPS | {"cached_attention", "cache_update", "attention"},
             float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=True,
@@ -160,7 +159,7 @@ DEVICES: Mapping[str, Device] = {
             description="portable ONNX, standard opset-24 operators only",
             backend="onnxruntime",
             dialect=Dialect.STANDARD,
-            ops=_COMMON_OPS | {"cache_update", "attention"},
+            ops=_COMMON_OPS | _RECURRENT_OPS | {"cache_update", "attention"},
             float_types=frozenset({"f32"}),
             linear_form=LinearForm.DENSE,
             fused_attention=False,

@@ -19,7 +19,14 @@ from edgecc.backends.tensorrt.library import load_library
 from edgecc.backends.weight_file import file_size
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.devices import Device, get_device
-from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
+from edgecc.errors import (
+    Diagnostic,
+    InputError,
+    LegalizeError,
+    Severity,
+    UnsupportedError,
+    UsageError,
+)
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.lift import lift as lift_checkpoints
@@ -30,6 +37,7 @@ from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Json, Module
 from edgecc.ir.encodings import FP8, NVFP4
 from edgecc.ir.printer import print_module
+from edgecc.ir.verifier import check_property
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.ir_source import (
     SUFFIX,
@@ -263,6 +271,7 @@ def _lower_ir(
         module, device, manager, clone_module(module), _bundle_text(module), PassContext(device)
     )
     manager.run(module, lowered.ctx)
+    _check_states(module)
     _check_quantized(module, options, lowered.ctx)
     return lowered
 
@@ -465,6 +474,17 @@ def _check_method(module: Module, device: Device) -> None:
             help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
             f"compile for {device.name} takes drafts of method {', '.join(RUNTIME_METHODS)}",
         )
+
+
+def _check_states(module: Module) -> None:
+    """The runtime takes back what a state has seen by replaying its log.
+
+    Raises:
+        LegalizeError: A state has none.
+    """
+    findings = check_property(module, "states-replayed")
+    if findings:
+        raise LegalizeError(*findings)
 
 
 def _check_head_choice(module: Module, options: CompileOptions) -> None:

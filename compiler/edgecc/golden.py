@@ -132,6 +132,7 @@ class _Sequence:
                 "token_ids": ids[None],
                 "cache_length": np.array([self._length]),
                 "logit_rows": np.array([len(ids) - 1]),
+                **_counts(self._module, len(ids)),
                 **self._memory,
             },
         )
@@ -275,12 +276,19 @@ def _section(module: Module, key: str) -> dict[str, Json]:
     return section
 
 
+def _counts(module: Module, rows: int) -> dict[str, Array]:
+    """Nothing to replay, and all rows are final; for targets that want to know."""
+    counts = {Role.REPLAY_LENGTH: 0, Role.COMMIT_LENGTH: rows}
+    graph = module.graphs["target"]
+    return {i.name: np.array([n]) for role, n in counts.items() for i in graph.by_role(role)}
+
+
 def _caches(module: Module, graph: str) -> dict[str, Array]:
-    """Empty caches and states of the declared shapes."""
+    """Empty caches, states and logs of the declared shapes."""
     return {
         item.name: np.zeros(
             [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape], dtype=np.float32
         )
-        for role in (Role.KV_CACHE, Role.STATE)
+        for role in (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
         for item in module.graphs[graph].by_role(role)
     }

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from edgecc.frontends.config import read_text_config
 from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.lift import lift
 from edgecc.ir.core import Module
+from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, Unbound
 from edgecc.paths import local_path
+from edgecc.roles import Role
 
 
 def inspect_path(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -169,6 +172,20 @@ def _port(port: Mapping[str, Any]) -> str:
     return f"{port['name']}: {port['dtype']}{port['shape']}{alias}"
 
 
+def _per_sequence(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Bytes of what lives between the calls of one sequence, by entry and role."""
+    held: Counter[str] = Counter()
+    for name, entry in entries.items():
+        for port in entry["inputs"]:
+            if port["role"] in _CARRIED:
+                elements = prod(d if isinstance(d, int) else 1 for d in port["shape"])
+                held[f"{name}/{port['role']}"] += elements * DType(port["dtype"]).bits // 8
+    return {name: f"{count} bytes" for name, count in held.items()}
+
+
+_CARRIED = (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
+
+
 def _bundle(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
     files = manifest["files"]
@@ -187,6 +204,7 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
         if manifest["draft"] is None
         else {"checkpoint": provenance["draft"]["name"], **manifest["draft"]},
         "limits": manifest["limits"],
+        "per_sequence": _per_sequence(manifest["entries"]),
         "shared": [
             f"{s['role']}: {s['symbol']}, {s['bytes']} bytes, stored once for "
             + " and ".join(s["users"])

@@ -21,6 +21,12 @@ class Role(StrEnum):
     Targets with recurrent layers also have STATE inputs `[b, ...]` and outputs that alias them: all
     rows before the call, summed up. A state is zero where CACHE_LENGTH is zero, and its output is
     the state after the last of the t rows; unlike a cache it cannot be cut back to fewer rows.
+    After `add-state-replay` they also have a STATE_LOG input `[b, R, w]` for each recurrent layer,
+    with an output that aliases it, and REPLAY_LENGTH and COMMIT_LENGTH i64 `[b]`. Rows whose fate
+    is not known yet go to the log only: a call first replays the REPLAY_LENGTH leading rows of the
+    log, which have been accepted since, then computes its own rows. The states it leaves are those
+    after COMMIT_LENGTH of these: 0 leaves them where the replay ended, and the first R rows go to
+    the log. Unless it is 0, rows from COMMIT_LENGTH on are padding, and have no valid outputs.
     Inputs of a block draft: FEATURES f32 `[b, c, n*H]` (tap rows of committed tokens that the draft
     has not seen), ANCHOR i64 `[b]` (newest committed token), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of a block draft: PROPOSALS i64 `[b, N]`, optionally BASE_LOGITS (before the Markov
@@ -36,6 +42,9 @@ class Role(StrEnum):
     LOGIT_ROWS = "logit_rows"
     KV_CACHE = "kv_cache"
     STATE = "state"
+    STATE_LOG = "state_log"
+    REPLAY_LENGTH = "replay_length"
+    COMMIT_LENGTH = "commit_length"
     LOGITS = "logits"
     HIDDEN = "hidden"
     HIDDEN_TAP = "hidden_tap"

@@ -1,7 +1,9 @@
-"""Targets with recurrent layers at the command line: lifted and transformed, not yet compiled."""
+"""Targets with recurrent layers at the command line."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,19 +24,42 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "onnx"])
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_compile_refuses_before_anything_is_written(
-    edgecc: Command, tmp_path: Path, pair: tuple[Path, Path], device: str, dry_run: bool
+def test_compile_run_and_verify(
+    edgecc: Command, tmp_path: Path, pair: tuple[Path, Path], device: str
 ) -> None:
     out = tmp_path / "bundle"
-    extra = ["--dry-run"] if dry_run else []
-    result = edgecc("compile", pair[0], "--draft", pair[1], "-o", out, "--device", device, *extra)
-    assert (result.code, result.out) == (4, "")
-    assert f"error[legalize/op]: device {device} cannot run gated_delta_net" in result.err
-    assert "causal_conv1d of target: model.layers.0.linear_attn.conv1d" in result.err
-    assert "lifting and evaluating such a model work" in result.err
-    assert "Traceback" not in result.err
-    assert result.last.startswith("edgecc: error[legalize/op]: ")
+    options = ["--device", device, "--max-model-len", "96"]
+    result = edgecc("compile", pair[0], "--draft", pair[1], "-o", out, *options)
+    assert result.code == 0, result.err
+    assert "checked target logits: ok" in result.err
+    manifest = json.loads((out / "bundle.json").read_text("utf-8"))
+    roles = [port["role"] for port in manifest["entries"]["target"]["inputs"]]
+    assert (roles.count("state"), roles.count("state_log"), roles.count("kv_cache")) == (6, 3, 2)
+    text = [
+        edgecc("run", out, "--prompt", "abcdefg", "--max-new-tokens", "20", *extra).out
+        for extra in ([], ["--no-speculation"])
+    ]
+    assert text[0] == text[1] != ""
+    result = edgecc("verify", out)
+    assert result.code == 0, result.err
+    inspected = edgecc("inspect", out).out
+    values, channels = 4 * 12, 2 * 2 * 8 + 4 * 12
+    states = 4 * 3 * (values * 8 + channels * 3)
+    logs = 4 * 3 * 8 * (channels + 2 * 4)
+    for role, count in (("state", states), ("state_log", logs)):
+        assert re.search(rf"target/{role} +{count} bytes", inspected)
+    assert f"states of {states} bytes a sequence go back by replaying up to 8 rows" in inspected
+
+
+def test_a_pipeline_without_replay_is_refused(
+    edgecc: Command, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    passes = "bind-shared-weights,unroll-markov,fuse-cached-attention,lower-encodings,dce"
+    out = tmp_path / "bundle"
+    result = edgecc("compile", pair[0], "--draft", pair[1], "-o", out, "--pass-pipeline", passes)
+    assert result.code == 4
+    assert "error[ir/state-without-log]: nothing can take back what" in result.err
+    assert "run add-state-replay" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -52,3 +77,7 @@ def test_lift_and_opt(edgecc: Command, tmp_path: Path, pair: tuple[Path, Path]) 
     module = parse_module(fused.read_text("utf-8"))
     ops = {node.op.name for node in module.graphs["target"].nodes}
     assert {"gated_delta_net", "causal_conv1d", "cached_attention"} <= ops
+    result = edgecc("opt", fused, "-p", "add-state-replay", "--check", "3")
+    assert result.code == 0, result.err
+    assert result.out.count(" = logged_delta_net(") == 3
+    assert edgecc("opt", fused, "-p", "add-state-replay{rows=-1}").code == 2

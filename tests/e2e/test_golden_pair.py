@@ -1,4 +1,4 @@
-"""The shipped pair against values computed by transformers (see tests/data/pairs/README.md)."""
+"""The shipped pairs against values computed by transformers (see tests/data/pairs/README.md)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ TOLERANCE = 1e-4
 
 def run_target(generator, ids, rows):
     """Logits of some rows and the tapped states of a whole prompt, in one call."""
-    out = generator.engine.entry("target").run(
-        {
-            Role.TOKEN_IDS: ids[None].astype(np.int64),
-            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
-            Role.LOGIT_ROWS: np.asarray(rows, dtype=np.int64),
-        },
-        [Role.LOGITS, Role.HIDDEN_TAP],
-    )
+    target = generator.engine.entry("target")
+    inputs = {
+        Role.TOKEN_IDS: ids[None].astype(np.int64),
+        Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        Role.LOGIT_ROWS: np.asarray(rows, dtype=np.int64),
+    }
+    if target.log_rows:
+        inputs[Role.REPLAY_LENGTH] = np.zeros(1, dtype=np.int64)
+        inputs[Role.COMMIT_LENGTH] = np.array([len(ids)])
+    out = target.run(inputs, [Role.LOGITS, Role.HIDDEN_TAP])
     return {role: value.copy() for role, value in out.items()}
 
 

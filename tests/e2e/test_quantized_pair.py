@@ -11,6 +11,7 @@ import pytest
 
 import edgecc
 from helpers.checkpoints import dense_copy
+from helpers.goldens import read_goldens
 from helpers.lowered_pairs import REAL_DRAFT, REAL_TARGET
 
 PROMPTS = ("p0", "p1", "p2", "p3")
@@ -32,6 +33,12 @@ SLOW = ("fp8", "int8", "int4")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained target with bf16 weights."""
     return dense_copy(REAL_TARGET, tmp_path_factory.mktemp("dense") / "tiny-qwen3-bf16")
+
+
+@pytest.fixture(scope="module")
+def goldens() -> dict[str, dict[str, Any]]:
+    """Of the transformer alone."""
+    return read_goldens()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Shapes, counts and keys are those of the public files; there are no bytes behind
 from __future__ import annotations
 
 import math
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir.rope import RopeParams, inverse_frequencies
 from edgecc.ir.types import format_shape
-from edgecc.ir.verifier import verify
+from edgecc.ir.verifier import check_property, verify
 from edgecc.ir.weights import Derived
+from edgecc.passes.add_state_replay import AddStateReplay
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
+from edgecc.passes.manager import PassManager
 from edgecc.roles import Role
 from helpers.headers import Specs, bf16, fp8, nvfp4, write_headers
 
@@ -238,6 +241,28 @@ def test_the_target(target_path: Path) -> None:
     assert len(states) == 2 * 48
     assert len(module.graphs["target"].by_role(Role.KV_CACHE)) == 2 * 16
     assert module.weights["target.rope.cos"].shape[1] == 32  # 64 of 256 dims
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_memory_of_a_sequence(tmp_path: Path, target_path: Path, revision: str) -> None:
+    """What a sequence holds beside caches: no state for each row, and no second one.
+
+    By hand: a state of 48 heads of 128 x 128 and 3 inputs of 10240 channels for each of 48 layers;
+    logs of an anchor and 7 proposals, each row 10240 inputs and 2 x 48 gates; 4 bytes each.
+    """
+    path = draft(tmp_path / "d", **REVISIONS[revision])
+    module = lift(target_path, path, LiftOptions(max_model_len=4096))
+    PassManager([BindSharedWeights(), AddStateReplay()]).run(module, PassContext())
+    sizes = {
+        role: sum(prod(map(int, map(str, i.value.type.shape[1:]))) * 4 for i in inputs)
+        for role in (Role.STATE, Role.STATE_LOG)
+        if (inputs := module.graphs["target"].by_role(role))
+    }
+    assert sizes[Role.STATE] == 48 * (48 * 128 * 128 + 3 * 10240) * 4 == 156_893_184
+    assert sizes[Role.STATE_LOG] == 48 * 8 * (10240 + 96) * 4 == 15_876_096
+    layers = [n for g in module.graphs.values() for n in g.nodes if n.op.name == "logged_delta_net"]
+    assert len(layers) == 48
+    assert not check_property(module, "states-replayed")
 
 
 def test_the_rotary_embedding_of_the_draft_is_its_own(tmp_path: Path, target_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The shipped pair and the values transformers computed for it: see tests/data/pairs/README.md."""
+"""The shipped pairs and the values transformers computed for them: tests/data/pairs/README.md."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,33 @@ TARGET = PAIRS / "tiny-qwen3-nvfp4"
 DRAFT = PAIRS / "tiny-qwen3-dspark"
 GOLDENS = PAIRS / "goldens-tiny-qwen3-dspark.safetensors"
 
+
+@dataclass(frozen=True, slots=True)
+class ShippedPair:
+    """Folders of target and draft, and the file of golden values."""
+
+    target: Path
+    draft: Path
+    goldens: Path
+
+
+SHIPPED = {
+    "qwen3": ShippedPair(TARGET, DRAFT, GOLDENS),
+    "qwen3_5": ShippedPair(
+        PAIRS / "tiny-qwen3_5-mixed",
+        PAIRS / "tiny-qwen3_5-dspark",
+        PAIRS / "goldens-tiny-qwen3_5-mixed-dspark.safetensors",
+    ),
+}
+"""A transformer, and a hybrid of recurrent and attention layers, each with its block draft."""
+
 PROMPTS = ("p0", "p1", "p2", "p3")
 
 
-def read_goldens() -> dict[str, dict[str, NDArray[Any]]]:
+def read_goldens(path: Path = GOLDENS) -> dict[str, dict[str, NDArray[Any]]]:
     """Golden arrays by prompt and key."""
     values: dict[str, dict[str, NDArray[Any]]] = {}
-    with safe_open(GOLDENS, "np") as file:
+    with safe_open(path, "np") as file:
         for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dict)
             prompt, _, key = name.partition(".")
             values.setdefault(prompt, {})[key] = file.get_tensor(name)

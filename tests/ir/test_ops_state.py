@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgecc.errors import RequestError
 from edgecc.ir.ops import TypeRuleError
 from edgecc.ir.ops import state as family_module
 from edgecc.ir.ops.state import GatedDeltaNetAttributes, l2_normalize, softplus
@@ -131,10 +132,92 @@ def gated_delta_net_golden(rng: np.random.Generator) -> C:
     )
 
 
+def logged_operands(
+    rng: np.random.Generator, rows: int, replay: list[int], commit: list[int], logged: int = 4
+) -> list:
+    """x, a and b of `rows` rows, the states, a log, and both counts."""
+    batch = len(replay)
+    return [
+        values(rng, batch, rows, 32),
+        values(rng, batch, rows, 4),
+        values(rng, batch, rows, 4),
+        values(rng, batch, 32, 2),
+        values(rng, batch, 4, 3, 5),
+        values(rng, batch, logged, 40),
+        np.array(replay),
+        np.array(commit),
+    ]
+
+
+def logged_weights(rng: np.random.Generator) -> list:
+    """Weights conv1d of 3 taps, A_log and dt_bias."""
+    return [values(rng, 32, 1, 3), values(rng, 4), values(rng, 4)]
+
+
+def logged_delta_net(rng: np.random.Generator) -> C:
+    """The matrix form on logged rows, then on new ones, then on the rows that are final."""
+    given_ = logged_operands(rng, 5, [0, 2, 4], [5, 0, 3])
+    taps, a_log, dt_bias = weights = logged_weights(rng)
+    x, a, b, conv_state, state, log, replay, commit = given_
+    new = np.concatenate([x, a, b], axis=2)
+    out, conv_after, after = np.empty((3, 5, 20)), np.empty_like(conv_state), np.empty_like(state)
+    for i, (m, c) in enumerate(zip(replay, commit, strict=True)):
+        rows = np.concatenate([log[i, :m], new[i]])
+        window = np.concatenate([conv_state[i].T, rows[:, :32]])
+        y = sum(window[j : j + m + 5] * taps[:, 0, j] for j in range(3))
+        y = y / (1 + np.exp(-y))
+        q, k, v = y[:, :6], y[:, 6:12], y[:, 12:]
+
+        def walk(start, stop, before, parts=(q, k, v, rows[:, 32:36], rows[:, 36:])):
+            operands_ = [part[None, start:stop] for part in parts]
+            return chunked(*operands_, before, a_log, dt_bias) if stop > start else (None, before)
+
+        _, replayed = walk(0, m, state[i : i + 1])
+        real = c or 5
+        row, after[i : i + 1] = walk(m, m + real, replayed)
+        out[i, :real] = row[0]
+        for t in range(real, 5):  # padding: only read
+            query = q[m + t].reshape(2, 3)
+            query = query / np.sqrt((query**2).sum(1, keepdims=True) + 1e-6) / np.sqrt(3)
+            out[i, t] = np.einsum("hkv,hk->hv", after[i], query.repeat(2, axis=0)).reshape(-1)
+        if not c:
+            after[i] = replayed[0]
+        conv_after[i] = window[m + c : m + c + 2].T
+    return C(
+        tuple(given_),
+        (out, conv_after, after, new[:, :4]),
+        tuple(dense(w) for w in weights),
+        ATTRS,
+        types=LOGGED,
+        results=("f32[b, t, 20]", "f32[b, 32, 2]", "f32[b, 4, 3, 5]", "f32[b, 4, 40]"),
+    )
+
+
+def logged_delta_net_short(rng: np.random.Generator) -> C:
+    """A call of one row that nothing precedes: it goes to the log, the rest of which stays."""
+    given_ = logged_operands(rng, 1, [0], [0])
+    weights = logged_weights(rng)
+    x, a, b, conv_state, state, log, *_ = given_
+    window = np.concatenate([conv_state[0].T, x[0]])
+    y = (window * weights[0][:, 0].T).sum(0)
+    y = (y / (1 + np.exp(-y)))[None, None]
+    row, _ = chunked(y[..., :6], y[..., 6:12], y[..., 12:], a, b, state, *weights[1:])
+    after = log.copy()
+    after[:, 0] = np.concatenate([x, a, b], axis=2)[:, 0]
+    expected = (row, conv_state, state, after)
+    return C(tuple(given_), expected, tuple(dense(w) for w in weights), ATTRS)
+
+
+LOGGED = (
+    *("f32[b, t, 32]", "f32[b, t, 4]", "f32[b, t, 4]"),
+    *("f32[b, 32, 2]", "f32[b, 4, 3, 5]", "f32[b, 4, 40]", "i64[b]", "i64[b]"),
+)
+
 CASES: Cases = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d-short": causal_conv1d_short,
     "gated_delta_net": gated_delta_net,
+    "logged_delta_net": logged_delta_net,
 }
 
 
@@ -145,6 +228,82 @@ def test_every_op_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name):
     check_reference(name.split("-")[0], CASES[name](np.random.default_rng(1)))
+
+
+def test_a_row_that_is_only_logged():
+    case = logged_delta_net_short(np.random.default_rng(2))
+    found = run_op("logged_delta_net", case.operands, case.weights, case.attrs, dtype=np.float64)
+    for value, expected in zip(found, case.expected, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-13)
+
+
+def stepwise(rows, states, weights, dtype):
+    """What the ops of a lifted layer give for each row, and the states at the end."""
+    x, a, b = rows
+    conv_state, state = states
+    y, conv_state = run_op("causal_conv1d", [x, conv_state], weights[:1], dtype=dtype)
+    (y,) = run_op("silu", [y], dtype=dtype)
+    q, k, v = np.split(y, [6, 12], axis=2)
+    out, state = run_op("gated_delta_net", [q, k, v, a, b, state], weights[1:], ATTRS, dtype=dtype)
+    return out, [conv_state, state]
+
+
+@given(
+    calls=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans()), max_size=6),
+    narrow=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rounds_of_any_acceptance_give_the_bits_of_accepted_rows(calls, narrow, seed):
+    """Verification after verification, each keeping some rows; now and then a final call.
+
+    Every accepted row has the result, and the states at the end are those, of a walk over accepted
+    rows alone.
+    """
+    rng, dtype = np.random.default_rng(seed), np.float32 if narrow else np.float64
+    weights = [dense(w) for w in logged_weights(rng)]
+    start = [values(rng, 1, 32, 2), values(rng, 1, 4, 3, 5)]
+    states, log, replay = start, np.zeros((1, 4, 40)), 0
+    kept_rows, results = [], []
+    for count, accepted, final in [*calls, (1, 1, True)]:
+        accepted = count if final else min(accepted, count)
+        rows = [values(rng, 1, count, width) for width in (32, 4, 4)]
+        counts = [np.array([replay]), np.array([count if final else 0])]
+        out, *states, log = run_op(
+            "logged_delta_net", [*rows, *states, log, *counts], weights, ATTRS, dtype=dtype
+        )
+        replay = 0 if final else accepted
+        kept_rows.append([part[:, :accepted] for part in rows])
+        results.append(out[:, :accepted])
+    together = [np.concatenate(parts, axis=1) for parts in zip(*kept_rows, strict=True)]
+    expected, after = stepwise(together, start, weights, dtype)
+    assert_same_bits([np.concatenate(results, axis=1), *states], [expected, *after])
+
+
+@pytest.mark.parametrize("commit", [1, 2, 3])
+def test_padding_leaves_no_trace(commit):
+    rng = np.random.default_rng(4)
+    given_ = logged_operands(rng, 3, [2], [commit])
+    weights = [dense(w) for w in logged_weights(rng)]
+    padded = run_op("logged_delta_net", given_, weights, ATTRS)
+    short = [x[:, :commit] for x in given_[:3]]
+    alone = run_op("logged_delta_net", [*short, *given_[3:]], weights, ATTRS)
+    assert_same_bits([padded[0][:, :commit], *padded[1:3]], alone[:3])
+
+
+@pytest.mark.parametrize(
+    ("replay", "commit", "message"),
+    [
+        (5, 0, r"replayed rows: index 5 is outside 0\.\.4"),
+        (-1, 0, "replayed rows: index -1"),
+        (0, 4, r"committed rows: index 4 is outside 0\.\.3"),
+        (0, -1, "committed rows: index -1"),
+    ],
+)
+def test_counts_out_of_range(replay, commit, message):
+    rng = np.random.default_rng(4)
+    given_ = logged_operands(rng, 3, [replay], [commit])
+    with pytest.raises(RequestError, match=message):
+        run_op("logged_delta_net", given_, [dense(w) for w in logged_weights(rng)], ATTRS)
 
 
 def test_values_of_transformers():
@@ -302,6 +461,37 @@ def changed(index: int, type_: str) -> tuple[str, ...]:
 def test_gated_delta_net_refuses(types, attrs, sizes, message):
     with pytest.raises(TypeRuleError, match=message):
         infer("gated_delta_net", types, [dense(np.ones(n)) for n in sizes], attrs)
+
+
+def logged(index: int, type_: str) -> tuple[str, ...]:
+    return (*LOGGED[:index], type_, *LOGGED[index + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("types", "attrs", "message"),
+    [
+        (logged(0, "f32[b, t, 30]"), ATTRS, "channels of x: expected 32, got 30"),
+        (logged(1, "f32[b, t, 2]"), ATTRS, "width of a: expected 4, got 2"),
+        (logged(2, "f32[b, r, 4]"), ATTRS, "rows of b"),
+        (logged(3, "f32[b, 32, 3]"), ATTRS, "shape of the state"),
+        (logged(4, "f32[b, 4, 15]"), ATTRS, "delta_state must have rank 4"),
+        (logged(4, "f32[b, 4, 3, 4]"), ATTRS, "channels of x: q, k and v: expected 28, got 32"),
+        (logged(4, "f32[b, 2, 3, 5]"), ATTRS, "shape of the state"),
+        (logged(5, "f32[b, 4, 32]"), ATTRS, "log: expected"),
+        (logged(5, "f32[c, 4, 40]"), ATTRS, "log: expected"),
+        (logged(5, "f32[b, t, 40]"), ATTRS, "the log must have rows, got"),
+        (logged(5, "bf16[b, 4, 40]"), ATTRS, "log must be f32"),
+        (logged(6, "f32[b]"), ATTRS, "replay must be i64"),
+        (logged(7, "i64[b, 1]"), ATTRS, "commit must have rank 1"),
+        (logged(7, "i64[c]"), ATTRS, "batch of commit"),
+        (LOGGED, GatedDeltaNetAttributes(3, 4), "channels of x: q, k and v"),
+        (LOGGED, GatedDeltaNetAttributes(2, 0), "expected 12, got 32"),
+    ],
+)
+def test_logged_delta_net_refuses(types, attrs, message):
+    weights = [dense(np.ones(shape)) for shape in ((32, 1, 3), 4, 4)]
+    with pytest.raises(TypeRuleError, match=message):
+        infer("logged_delta_net", types, weights, attrs)
 
 
 def test_gates_may_be_stored_in_16_bits():

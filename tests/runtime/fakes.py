@@ -73,6 +73,37 @@ class Outputs:
 
 
 @dataclass
+class RecurrentState:
+    """What a target without a cache knows: a state that cannot go back, and a log of open rows."""
+
+    log_rows: int
+    state: int = 0
+    rows: int = 0
+    log: list[int] = field(default_factory=list)
+    replayed: int = 0
+
+    def call(self, start: int, ids: Sequence[int], replay: int, commit: int) -> int:
+        """One call; the state that its first row starts from."""
+        if start == 0:
+            self.state = self.rows = 0
+        assert 0 <= replay <= len(self.log), "rows that were not logged are replayed"
+        for token in self.log[:replay]:
+            self.state = fold(self.state, token)
+        self.rows += replay
+        self.replayed += replay
+        assert self.rows == start, "accepted rows are missing from the state, or rejected in it"
+        before = self.state
+        assert commit in (0, len(ids)), "padding is the engine's business"
+        if not commit:
+            assert len(ids) <= self.log_rows, "open rows that the log does not hold"
+        for token in ids[:commit]:
+            self.state = fold(self.state, token)
+        self.rows += commit
+        self.log = [] if commit else list(ids)
+        return before
+
+
+@dataclass
 class FakeTarget:
     choose: Chooser
     vocab_size: int
@@ -83,9 +114,15 @@ class FakeTarget:
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
+    log_rows: int = 0
+    recurrent: RecurrentState | None = None
+
+    def __post_init__(self) -> None:
+        self.recurrent = RecurrentState(self.log_rows) if self.log_rows else None
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
-        assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS}
+        counts = {Role.REPLAY_LENGTH, Role.COMMIT_LENGTH} if self.log_rows else set()
+        assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS} | counts
         assert all(array.dtype == np.int64 for array in inputs.values())
         (ids,) = inputs[Role.TOKEN_IDS].tolist()
         (start,) = inputs[Role.CACHE_LENGTH].tolist()
@@ -99,6 +136,9 @@ class FakeTarget:
         self.outputs.spoil()
         self.calls.append((start, len(ids), tuple(outputs)))
         state = self.states[start - 1] if start else 0
+        if self.recurrent is not None:
+            (replay,), (commit,) = (inputs[role].tolist() for role in sorted(counts)[::-1])
+            assert self.recurrent.call(start, ids, replay, commit) == state
         for place, token in enumerate(ids, start):
             state = fold(state, token)
             self.tokens[place : place + 1] = [token]
@@ -139,6 +179,7 @@ class FakeDraft:
     truth: Sequence[int] | None = None  # all tokens that will be committed, when known
     junk: bool = False  # propose ids without a token after the error
     recorded: Sequence[Sequence[int]] = ()  # proposals of each block, instead of a plan
+    log_rows: int = 0
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     blocks: int = 0
@@ -242,11 +283,14 @@ def make_pair(
     draft_capacity: int | None = None,
     truth: Sequence[int] | None = None,
     junk: bool = False,
+    log_rows: int = 0,
 ) -> Pair:
     """A fake pair; `plan=None` leaves the draft out."""
     choose = choose if choose is not None else by_hash(num_tokens)
     outputs = Outputs()
-    target = FakeTarget(choose, vocab_size, num_tokens, capacity, prefill_chunk, outputs)
+    target = FakeTarget(
+        choose, vocab_size, num_tokens, capacity, prefill_chunk, outputs, log_rows=log_rows
+    )
     draft = info = None
     if plan is not None:
         info = DraftInfo(proposals, proposals, draft_positions)

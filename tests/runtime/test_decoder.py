@@ -47,6 +47,7 @@ class Setting:
     max_new_tokens: int
     stop_ids: set[int]
     junk: bool
+    log_rows: int
 
     @property
     def limit(self) -> int:
@@ -77,6 +78,7 @@ class Setting:
             draft_capacity=self.draft_capacity,
             truth=self.truth,
             junk=self.junk,
+            log_rows=self.log_rows,
         )
 
     def rounds(self, *, speculative: bool) -> tuple[list[Round], Pair]:
@@ -108,6 +110,7 @@ def settings(draw: st.DrawFn) -> Setting:
         max_new_tokens=draw(st.integers(0, 50)),
         stop_ids=draw(stops),
         junk=draw(st.booleans()),
+        log_rows=draw(st.sampled_from([0, proposals + 1])),
     )
 
 

@@ -32,9 +32,14 @@ class SessionMachine(RuleBasedStateMachine):
     features and tokens together.
     """
 
-    @initialize(chunk=st.integers(1, 9), proposals=st.integers(1, 7))
-    def make(self, chunk: int, proposals: int) -> None:
-        self.pair = make_pair(prefill_chunk=chunk, proposals=proposals, plan=[2, 0, 7])
+    @initialize(
+        chunk=st.integers(1, 9), proposals=st.integers(1, 7), log_rows=st.sampled_from([0, 1, 4, 8])
+    )
+    def make(self, chunk: int, proposals: int, log_rows: int) -> None:
+        self.pair = make_pair(
+            prefill_chunk=chunk, proposals=proposals, plan=[2, 0, 7], log_rows=log_rows
+        )
+        self.most_open = min(chunk, log_rows or chunk)
         self.session = self.pair.session
         self.tokens: list[int] = []
         self.features = True
@@ -84,7 +89,12 @@ class SessionMachine(RuleBasedStateMachine):
         session, start = self.session, len(self.tokens) - 1
         assert session.tokens == self.tokens
         assert session.start == start
-        assert session.room == min(64 - start, self.pair.model.prefill_chunk) - 1
+        assert session.room == min(64 - start, self.most_open) - 1
+        recurrent = self.pair.target.recurrent
+        if recurrent is not None:
+            assert recurrent.rows + session.replay == start
+            logged = self.tokens[recurrent.rows : start]
+            assert recurrent.log[: session.replay] == logged
         assert self.pair.target.tokens[:start] == self.tokens[:start]
         if self.features:
             assert session.draft_length + session.pending == start
@@ -233,3 +243,33 @@ def test_misuse_is_noticed(misuse: Callable[[], None]) -> None:
     with pytest.raises(InternalError) as caught:
         misuse()
     assert caught.value.id == "runtime/session-misuse"
+
+
+def test_what_is_replayed_is_what_was_accepted() -> None:
+    """Rows replayed: those of the last verification that stay, in the next call, once."""
+    pair = make_pair(prefill_chunk=8, log_rows=8, plan=[7])
+    session, state = pair.session, pair.target.recurrent
+    assert state is not None
+    session.prefill(list(range(20)), features=True)
+    session.push(1)
+    assert (state.rows, session.replay) == (20, 0)
+    expected = 0
+    for proposals, accepted in (([2, 3, 4], 1), ([5, 6], 2), ([7], 0), ([], 0), ([8, 9], 0)):
+        session.verify(proposals, features=True)
+        assert state.replayed == expected
+        session.commit(accepted, 3)
+        assert session.replay == (accepted + 1 if proposals else 0)
+        expected += session.replay
+    assert expected == 2 + 3 + 1 + 1
+    session.reset()
+    session.prefill([1], features=False)
+    assert (state.rows, state.replayed) == (1, expected - 1)
+
+
+def test_no_more_proposals_than_the_log_holds() -> None:
+    pair = make_pair(prefill_chunk=8, log_rows=3)
+    pair.session.prefill([1, 2], features=False)
+    pair.session.push(3)
+    assert pair.session.room == 2
+    with pytest.raises(InternalError, match="4 rows that may be rejected, at most 3 can"):
+        pair.session.verify([1, 2, 3], features=False)

@@ -197,6 +197,11 @@ def _cached_attention(site: _Site) -> Sequence[IndexRange]:
     return ANY, ANY, ANY, ANY, ANY, start
 
 
+def _logged_delta_net(site: _Site) -> Sequence[IndexRange]:
+    replayed, committed = IndexRange(0, site.shape(5)[1]), IndexRange(0, site.shape(0)[1])
+    return ANY, ANY, ANY, ANY, ANY, ANY, replayed, committed
+
+
 def _markov_chain(site: _Site) -> Sequence[IndexRange]:
     return ANY, site.table(0)
 
@@ -236,6 +241,7 @@ _RULES: Mapping[str, _Rule] = {
     "call": _call,
     "concat": _moves,
     "embedding": _embedding,
+    "logged_delta_net": _logged_delta_net,
     "lookup": _embedding,
     "markov_chain": _markov_chain,
     "pad": _moves,

@@ -27,6 +27,7 @@ from edgecc.ir.ops.base import Scope
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import symbols_of
 from edgecc.ir.weights import Alias, Derived, Inline, Stored, Unbound, Weight, WeightTable
+from edgecc.roles import Role
 
 
 def verify(module: Module) -> list[Diagnostic]:
@@ -312,9 +313,23 @@ def _markov_unrolled(module: Module) -> Iterator[Diagnostic]:
                 )
 
 
+def _states_replayed(module: Module) -> Iterator[Diagnostic]:
+    for graph in module.graphs.values():
+        for item in graph.by_role(Role.STATE):
+            for node in item.value.users():
+                if node.op.name not in ("logged_delta_net", "call"):
+                    yield Diagnostic(
+                        "ir/state-without-log",
+                        f"nothing can take back what {node.op.name} does to state %{item.name}",
+                        _where(graph, node),
+                        help="run add-state-replay; with --explain it says why a layer is left out",
+                    )
+
+
 PROPERTIES: Mapping[str, Callable[[Module], Iterator[Diagnostic]]] = {
     "heads-bound": _heads_bound,
     "markov-unrolled": _markov_unrolled,
+    "states-replayed": _states_replayed,
 }
 """Named predicates passes require and ensure: no finding means the property holds."""
 

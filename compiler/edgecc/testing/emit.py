@@ -94,5 +94,11 @@ def _updates(node: Node) -> list[tuple[Value, Value]]:
     return list(zip(node.operands[first : first + len(after)], after, strict=True))
 
 
-_CARRIED = {"cache_update": 0, "cached_attention": 3, "causal_conv1d": 1, "gated_delta_net": 5}
+_CARRIED = {
+    "cache_update": 0,
+    "cached_attention": 3,
+    "causal_conv1d": 1,
+    "gated_delta_net": 5,
+    "logged_delta_net": 3,
+}
 """The first operand that a last result replaces."""

@@ -36,8 +36,11 @@ from helpers.lowering import (
 
 B, T, R = sym("b"), sym("t"), sym("r")
 BATCH_AND_ROWS = [(1, 1), (1, 2), (1, 17), (3, 5)]
-NOT_HERE = {"call", "cached_attention", "cache_update", "attention"}
-"""Ops with tests of their own: below, and in test_attention.py."""
+NOT_HERE = {
+    *("call", "cached_attention", "cache_update", "attention"),
+    *("causal_conv1d", "gated_delta_net", "logged_delta_net"),
+}
+"""Ops with tests of their own: below, in test_attention.py and in test_state.py."""
 
 
 @dataclass(frozen=True)

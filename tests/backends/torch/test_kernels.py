@@ -183,6 +183,17 @@ def gated_delta_net(rng: np.random.Generator, n: Sizes, rows: int | None = None)
     return plain(*operands, weights=gates, attrs=attrs)
 
 
+def logged_delta_net(rng: np.random.Generator, n: Sizes) -> Case:
+    heads, taps = n.kv_heads * n.group, n.group + 1
+    channels = 2 * 3 * n.kv_heads + 2 * heads
+    operands = [values(rng, n.b, n.s, width) for width in (channels, heads, heads)]
+    operands += [values(rng, n.b, channels, taps - 1), values(rng, n.b, heads, 3, 2)]
+    operands += [values(rng, n.b, 3, channels + 2 * heads)]
+    operands += [rng.integers(0, most + 1, n.b) for most in (3, n.s)]
+    weights = [dense(values(rng, *shape)) for shape in ((channels, 1, taps), (heads,), (heads,))]
+    return plain(*operands, weights=weights, attrs=GatedDeltaNetAttributes(n.kv_heads, heads))
+
+
 def cast(rng: np.random.Generator, n: Sizes) -> Case:
     attrs = CastAttributes("bf16" if n.causal else "f16")
     return plain(values(rng, n.b, n.s, 5, scale=4), attrs=attrs)
@@ -191,6 +202,7 @@ def cast(rng: np.random.Generator, n: Sizes) -> Case:
 RANDOM: Mapping[str, Make] = {
     "causal_conv1d": causal_conv1d,
     "gated_delta_net": gated_delta_net,
+    "logged_delta_net": logged_delta_net,
     "split_heads": lambda rng, n: plain(
         values(rng, n.b, n.s, 3 * n.group), attrs=SplitHeadsAttributes(n.group, (2, 1))
     ),

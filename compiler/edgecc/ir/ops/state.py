@@ -5,13 +5,13 @@ A state summarizes all rows before a call in a fixed number of values. It is a g
 cut back to fewer rows, a state cannot: what it was before a call has to be kept by whoever may want
 to go back.
 
-Both references walk over the rows one at a time, so a call on many rows gives the bits of many
+All references walk over the rows one at a time, so a call on many rows gives the bits of many
 calls on fewer rows, for results and states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +23,14 @@ from edgecc.ir.ops.base import (
     Op,
     Scope,
     WeightView,
+    check_indices,
     require,
     require_equal,
     require_float,
     require_type,
 )
-from edgecc.ir.ops.elementwise import sigmoid
-from edgecc.ir.types import Dim, TensorType
+from edgecc.ir.ops.elementwise import sigmoid, silu
+from edgecc.ir.types import Dim, DType, TensorType
 from edgecc.ir.weights import Weight
 
 L2_EPSILON = 1e-6
@@ -203,28 +204,154 @@ class GatedDeltaNet(Op[GatedDeltaNetAttributes]):
         ctx: EvalContext,
     ) -> tuple[Array, ...]:
         """See `delta_step`, row by row."""
-        q, k, v, a, b, state = operands
-        rate, bias = np.exp(weights[0].dense()), weights[1].dense()
-        heads, repeat = attrs.value_heads, attrs.value_heads // attrs.key_heads
-        _, _, key_dim, value_dim = state.shape
-        scale = ctx.dtype.type(key_dim**-0.5)
-        out, after = np.empty_like(v), np.empty_like(state)
-        for i in range(len(v)):
-            current = state[i]
-            for t in range(v.shape[1]):
-                query = l2_normalize(q[i, t].reshape(attrs.key_heads, key_dim)) * scale
-                key = l2_normalize(k[i, t].reshape(attrs.key_heads, key_dim))
-                current, row = delta_step(
-                    current,
-                    query.repeat(repeat, axis=0),
-                    key.repeat(repeat, axis=0),
-                    v[i, t].reshape(heads, value_dim),
-                    np.exp(-rate * softplus(a[i, t] + bias)),
-                    sigmoid(b[i, t]),
-                )
-                out[i, t] = row.reshape(-1)
-            after[i] = current
+        *rows, state = operands
+        out, after = np.empty_like(rows[2]), np.empty_like(state)
+        for i in range(len(state)):
+            walk = _Walk(attrs, weights, state[i])
+            out[i] = walk.over([x[i] for x in rows])
+            after[i] = walk.state
         return out, after
 
 
-OPS = (CausalConv1d(), GatedDeltaNet())
+class LoggedDeltaNet(Op[GatedDeltaNetAttributes]):
+    """Convolution, SiLU and Gated DeltaNet over new rows, after the accepted rows of a log.
+
+    What `causal_conv1d`, `silu`, `split` into q, k and v, and `gated_delta_net` compute from rows
+    x `[b, t, C]` and gates a and b `[b, t, Hv]`, for targets that may have to go back. A log
+    `[b, R, C + 2 Hv]` holds x, a and b of the last rows whose fate was not known when they were
+    computed; `replay` i64 `[b]` says how many of them, from the first on, count.
+
+    - The states `[b, C, K-1]` and `[b, Hv, Dk, Dv]` are taken on over those rows of the log.
+    - From there the new rows give the results `[b, t, Hv * Dv]`.
+    - The new states are those after `commit` i64 `[b]` new rows. With 0 they are where the replay
+      ended: the new rows may still be rejected. With more, the rows from there on are padding,
+      which is computed with decay 1 and write strength 0.
+    - The new log has the new rows in its first rows; those that do not fit are not kept, and rows
+      that are not overwritten stay.
+
+    So no state is kept for each row, and going back is a smaller `replay` of the next call.
+    """
+
+    name = "logged_delta_net"
+    attributes = GatedDeltaNetAttributes
+    operands = ("x", "a", "b", "conv_state", "delta_state", "log", "replay", "commit")
+    weights = ("conv1d", "A_log", "dt_bias")
+    results = ("result", "conv_state", "delta_state", "log")
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: GatedDeltaNetAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The rows of x in the width of the values, and the types of what is carried."""
+        x, a, b, conv_state, delta_state, log, replay, commit = operands
+        _CONV.infer((x, conv_state), weights[:1], Attributes(), scope)
+        require_type("delta_state", delta_state, x.dtype, rank=4)
+        _, _, key_dim, value_dim = delta_state.shape
+        keys = attrs.key_heads * key_dim
+        values = attrs.value_heads * value_dim
+        require_equal("channels of x: q, k and v", x.shape[2], 2 * keys + values)
+        q, v = (TensorType(x.dtype, (*x.shape[:2], width)) for width in (keys, values))
+        _DELTA.infer((q, q, v, a, b, delta_state), weights[1:], attrs, scope)
+        require_type("log", log, x.dtype, rank=3)
+        width = x.shape[2] + 2 * attrs.value_heads
+        require_equal("log", (log.shape[0], log.shape[2]), (x.shape[0], width))
+        rows = log.shape[1]
+        require(isinstance(rows, int) and rows > 0, f"the log must have rows, got {log}")
+        for what, count in (("replay", replay), ("commit", commit)):
+            require_type(what, count, DType.I64, rank=1)
+            require_equal(f"batch of {what}", count.shape[0], x.shape[0])
+        return (v, conv_state, delta_state, log)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: GatedDeltaNetAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Row by row, each sequence for itself."""
+        x, a, b, conv_state, delta_state, log, replay, commit = operands
+        check_indices("replayed rows", replay, log.shape[1] + 1)
+        check_indices("committed rows", commit, x.shape[1] + 1)
+        new = np.concatenate([x, a, b], axis=2)
+        made = [np.empty((*x.shape[:2], attrs.value_heads * delta_state.shape[3]), x.dtype)]
+        made += [np.empty_like(state) for state in (conv_state, delta_state)]
+        channels, gates = x.shape[2], attrs.value_heads
+        for i, (replayed, committed) in enumerate(zip(replay, commit, strict=True)):
+            rows = np.concatenate([log[i, :replayed], new[i]])
+            inputs, a_rows, b_rows = np.split(rows, [channels, channels + gates], axis=1)
+            pair = inputs[None], conv_state[i : i + 1]
+            mixed, _ = _CONV.evaluate(pair, weights[:1], Attributes(), ctx)
+            window = np.concatenate([conv_state[i].T, inputs])
+            kept = replayed + committed
+            made[1][i] = window[kept : kept + conv_state.shape[2]].T
+            keys = attrs.key_heads * delta_state.shape[2]
+            q, k, v = np.split(silu(mixed[0]), [keys, 2 * keys], axis=1)
+            walk = _Walk(attrs, weights[1:], delta_state[i])
+            parts = [q, k, v, a_rows, b_rows]
+            walk.over([part[:replayed] for part in parts])
+            before = walk.state
+            real = replayed + (committed or len(new[i]))
+            live, padding = ([p[s] for p in parts] for s in _spans(replayed, real))
+            made[0][i] = np.concatenate([walk.over(live), walk.over(padding, neutral=True)])
+            made[2][i] = walk.state if committed else before
+        fresh = new[:, : log.shape[1]]
+        return (*made, np.concatenate([fresh, log[:, fresh.shape[1] :]], axis=1))
+
+
+class _Walk:
+    """The delta rule over the rows of one sequence; `state` is that after the last one."""
+
+    def __init__(
+        self, attrs: GatedDeltaNetAttributes, weights: Sequence[WeightView], state: Array
+    ) -> None:
+        self.state = state
+        self._attrs = attrs
+        self._rate, self._bias = np.exp(weights[0].dense()), weights[1].dense()
+
+    def over(self, rows: Sequence[Array], *, neutral: bool = False) -> Array:
+        """Results `[t, Hv * Dv]` of rows q, k, v, a, b.
+
+        Args:
+            rows: The operands of `gated_delta_net` for one sequence.
+            neutral: Decay 1 and write strength 0, whatever a and b are.
+        """
+        out = np.empty_like(rows[2])
+        for t, (q, k, v, a, b) in enumerate(zip(*rows, strict=True)):
+            decay = np.exp(-self._rate * softplus(a + self._bias))
+            beta = sigmoid(b)
+            if neutral:
+                decay, beta = np.ones_like(decay), np.zeros_like(beta)
+            out[t] = self._step(q, k, v, decay, beta)
+        return out
+
+    def _step(self, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+        heads, key_heads = self._attrs.value_heads, self._attrs.key_heads
+        _, key_dim, value_dim = self.state.shape
+        scale = q.dtype.type(key_dim**-0.5)
+        query = l2_normalize(q.reshape(key_heads, key_dim)) * scale
+        key = l2_normalize(k.reshape(key_heads, key_dim))
+        repeat = heads // key_heads
+        self.state, row = delta_step(
+            self.state,
+            query.repeat(repeat, axis=0),
+            key.repeat(repeat, axis=0),
+            v.reshape(heads, value_dim),
+            decay,
+            beta,
+        )
+        return row.reshape(-1)
+
+
+def _spans(start: int, stop: int) -> Iterator[slice]:
+    """The rows from `start` to `stop`, and those behind."""
+    yield slice(start, stop)
+    yield slice(stop, None)
+
+
+_CONV, _DELTA = CausalConv1d(), GatedDeltaNet()
+
+OPS = (_CONV, _DELTA, LoggedDeltaNet())

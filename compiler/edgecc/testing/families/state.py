@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
 from edgecc.ir.types import Dim, sym
-from edgecc.testing.expressions import Apply, Expr, Wanted, floats, most
+from edgecc.testing.expressions import Apply, Expr, Wanted, floats, indices, least, most
 from edgecc.testing.families.norm import last_axis
 from edgecc.testing.rules import Grower, Rule, is_float
 
@@ -63,9 +63,44 @@ def _net(grow: Grower, state: Wanted, rows: Dim, index: int) -> Expr:
     )
 
 
+def _logged(grow: Grower, wanted: Wanted) -> Expr:
+    batch, rows, width = (*wanted.shape[:2], last_axis(wanted))
+    heads = grow.pick(*(h for h in (1, 2, 4) if width % h == 0))
+    return _logged_net(grow, floats(batch, heads, KEY_DIM, width // heads), rows, 0)
+
+
+def _logged_state(grow: Grower, wanted: Wanted) -> Expr:
+    return _logged_net(grow, wanted, grow.pick(*ROWS), 2)
+
+
+def _logged_net(grow: Grower, state: Wanted, rows: Dim, index: int) -> Expr:
+    batch, (heads, key_dim, value_dim) = state.shape[0], map(most, state.shape[1:])
+    key_heads, taps = grow.pick(*(h for h in (1, 2) if heads % h == 0)), grow.pick(2, 4)
+    channels, logged = 2 * key_heads * key_dim + heads * value_dim, grow.pick(1, 3)
+    operands = (
+        floats(batch, rows, channels),
+        floats(batch, rows, heads),
+        floats(batch, rows, heads),
+        floats(batch, channels, taps - 1),
+        state,
+        floats(batch, logged, channels + 2 * heads),
+        indices(logged + 1, batch),
+        indices(least(rows) + 1, batch),
+    )
+    return Apply(
+        "logged_delta_net",
+        tuple(map(grow, operands)),
+        (grow.weight(channels, 1, taps), grow.weight(heads), grow.weight(heads)),
+        GatedDeltaNetAttributes(key_heads, heads),
+        index,
+    )
+
+
 RULES = (
     Rule("causal_conv1d", _is_rows, _convolution),
     Rule("causal_conv1d", lambda wanted: _is_state(wanted, 3), _convolution_state),
     Rule("gated_delta_net", _is_rows, _delta),
     Rule("gated_delta_net", lambda wanted: _is_state(wanted, 4), _delta_state),
+    Rule("logged_delta_net", _is_rows, _logged),
+    Rule("logged_delta_net", lambda wanted: _is_state(wanted, 4), _logged_state),
 )
