@@ -19,6 +19,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     matmul,
     norm,
     quantization,
+    replay,
     sampling,
     shape,
     state,

@@ -44,7 +44,7 @@ class Lifted:
         options.setdefault("max_model_len", 64)
         self.module: Module = lift(target, draft, LiftOptions(**options))
         self._interpreter = self.prepare(dtype)
-        self._garbage = {Role.KV_CACHE: garbage, Role.STATE: 0.0}
+        self._garbage = {Role.KV_CACHE: garbage, Role.STATE: 0.0, Role.STATE_LOG: 0.0}
         self._memory: dict[str, dict[str, Array]] = {}
         self.lengths: dict[str, int] = {}
         self.reset()
@@ -106,6 +106,11 @@ class Lifted:
 
     def _run(self, graph: str, inputs: dict[str, Array], keep: int) -> dict[str, Array]:
         length = np.array([self.lengths[graph]])
+        rows = inputs["token_ids"].shape[1] if graph == "target" else 0
+        counts = {Role.REPLAY_LENGTH: 0, Role.COMMIT_LENGTH: rows}  # nothing is left to a log
+        for item in self.module.graphs[graph].inputs:
+            if item.role in counts:
+                inputs[item.name] = np.array([counts[item.role]])
         out = self._interpreter.run(
             graph, {**inputs, "cache_length": length, **self._memory[graph]}
         )

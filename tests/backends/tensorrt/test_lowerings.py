@@ -145,6 +145,25 @@ def recurrent(n: Net) -> object:
     return y
 
 
+def replayed(n: Net) -> object:
+    x, a, b = n.take(dtype=F32), n.take("a", 2, F32), n.take("b", 2, F32)
+    conv = n.input("conv", F32, (sym("b"), 64, 3), Role.STATE)
+    delta = n.input("delta", F32, (sym("b"), 2, 8, 24), Role.STATE)
+    log = n.input("log", F32, (sym("b"), 8, 68), Role.STATE_LOG)
+    counts = [
+        n.input(name, I64, (sym("b"),), role)
+        for name, role in (("replay", Role.REPLAY_LENGTH), ("commit", Role.COMMIT_LENGTH))
+    ]
+    weights = (n.dense("taps", (64, 1, 4)), n.dense("A_log", (2,)), n.dense("dt_bias", (2,)))
+    attrs = GatedDeltaNetAttributes(key_heads=1, value_heads=2)
+    operands = (x, a, b, conv, delta, log, *counts)
+    y, *after = n.node("logged_delta_net", operands, weights, attrs).results
+    for old, new in zip((conv, delta, log), after, strict=True):
+        role = Role.STATE_LOG if old is log else Role.STATE
+        n.output(new, old.name, role, alias=old.name)
+    return y
+
+
 NETS: dict[str, Callable[[Net], object]] = {
     "add": lambda n: both(n, "add"),
     "mul": lambda n: both(n, "mul"),
@@ -190,6 +209,7 @@ NETS: dict[str, Callable[[Net], object]] = {
     "constant": lambda n: n.op("constant", weights=(n.dense("w", (3, 4)),)),
     "causal_conv1d": convolved,
     "gated_delta_net": recurrent,
+    "logged_delta_net": replayed,
 }
 
 

@@ -211,7 +211,7 @@ def check_hybrid(found: Mapping[str, Any], device: str) -> None:
     assert precisions(body, "self_attn.o_proj") == {FP8_FORM[device]}
     assert precisions(body, "mlp.") == {NVFP4_FORM.get(device, "nvfp4")}
     assert precisions(body, "conv1d") == {"f32"}
-    states = [p for p in body["outputs"] if "_state." in (p["alias"] or "")]
+    states = [p for p in body["outputs"] if "state" in (p["alias"] or "")]
     assert {p["dtype"] for p in states} == {"f32"}
     kept = [p for p in body["outputs"] if p["alias"]]
     assert {p["dtype"] for p in kept if p not in states} == {"bf16"}
