@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load, save
 
 import edgecc
-from edgecc import driver
+from edgecc import device_artifact
 from edgecc.backends.bundle import Bundle
 from edgecc.backends.runtime.verify import verify_bundle
 from edgecc.compile_options import CompileOptions
@@ -673,7 +673,7 @@ class TestVerify:
             golden[name] = (golden[name] + np.asarray(change)).astype(golden[name].dtype)
             return bytes(save(golden))
 
-        real = driver.golden_rows
+        real = device_artifact.golden_rows
         return make
 
     @pytest.mark.parametrize(
@@ -697,7 +697,7 @@ class TestVerify:
         out = tmp_path / "b"
         edgecc.compile(target, draft, out=out, max_model_len=20, verify="none")
         before = tree(tmp_path)
-        monkeypatch.setattr(driver, "golden_rows", self.perturb(name, change))
+        monkeypatch.setattr(device_artifact, "golden_rows", self.perturb(name, change))
         with pytest.raises(MismatchError) as caught:
             edgecc.compile(target, draft, out=out, max_model_len=LENGTH)
         assert caught.value.exit_code == 5
@@ -707,8 +707,8 @@ class TestVerify:
     def test_large_bundles_are_checked_on_request(
         self, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(driver, "ENGINE_CHECK_BYTES", 0)
-        monkeypatch.setattr(driver, "golden_rows", self.perturb("logits", 1.0))
+        monkeypatch.setattr(device_artifact, "ENGINE_CHECK_BYTES", 0)
+        monkeypatch.setattr(device_artifact, "golden_rows", self.perturb("logits", 1.0))
         report = edgecc.compile(target, out=tmp_path / "b", max_model_len=LENGTH)
         assert "edgecc verify" in report.decisions[-1]
         with pytest.raises(MismatchError):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import edgecc.device_artifact
 import edgecc.driver
 from edgecc.backends.bundle import Bundle
 from helpers.checkpoints import write_draft
@@ -131,7 +132,7 @@ def test_fast_verification_opens_small_engines_only(
         checked.append(1)
         return ()
 
-    monkeypatch.setattr(edgecc.driver, "check_engine", check)
+    monkeypatch.setattr(edgecc.device_artifact, "check_engine", check)
     target = write_large_target(
         tmp_path / "target",
         hidden=256,
@@ -142,7 +143,7 @@ def test_fast_verification_opens_small_engines_only(
         vocab=1024,
     )
     for bound, times in ((3 * MIB, 1), (MIB, 1)):
-        monkeypatch.setattr(edgecc.driver, "ENGINE_CHECK_BYTES", bound)
+        monkeypatch.setattr(edgecc.device_artifact, "ENGINE_CHECK_BYTES", bound)
         edgecc.driver.compile(target, out=tmp_path / "bundle", max_model_len=64)
         assert len(checked) == times
     # 0.5 million weights: 0.8 MB stored with the embedding, 2.6 MB computed with.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecc.backends.bundle import Bundle
+from edgecc.checkpoints import close_checkpoints
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import read_text_config
@@ -114,9 +115,7 @@ def _tensor_facts(path: Path, checkpoint: Checkpoint, draft: bool) -> dict[str, 
             if isinstance(w.source, Stored)
         }
     finally:
-        for reader in module.weights.readers.values():
-            if isinstance(reader, Checkpoint):
-                reader.close()
+        close_checkpoints(module)
     return facts
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from edgecc.checkpoints import checkpoints_of, close_checkpoints
 from edgecc.compile_options import CompileOptions
 from edgecc.errors import Diagnostic, EdgeccError, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
@@ -170,16 +171,14 @@ def _lifted_again(module: Module) -> Module | None:
 
     It has all locations, and what was found out about the checkpoints.
     """
-    paths = {r: c.path for r, c in module.weights.readers.items() if isinstance(c, Checkpoint)}
+    paths = {role: checkpoint.path for role, checkpoint in checkpoints_of(module).items()}
     try:
         made = lift(paths.get("target"), paths.get("draft"), lift_options_of(module))
     except EdgeccError:
         return None
     made.checkpoints = dict(module.checkpoints)
     unused = module if equal(made, module) else made
-    for reader in unused.weights.readers.values():
-        if isinstance(reader, Checkpoint):
-            reader.close()
+    close_checkpoints(unused)
     return None if unused is made else made
 
 

@@ -506,11 +506,13 @@ def test_any_flags(
 def test_an_engine_that_differs(
     edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecc import driver
+    from edgecc import device_artifact, lift
 
-    real = driver.golden_rows
+    real = device_artifact.golden_rows
     other = write_target(tmp_path / "other", **SMALL, seed=7)
-    monkeypatch.setattr(driver, "golden_rows", lambda module, rows: real(driver.lift(other), rows))
+    monkeypatch.setattr(
+        device_artifact, "golden_rows", lambda module, passes: real(lift(other), passes)
+    )
     result = edgecc("compile", target, "-o", tmp_path / "b", "--max-model-len", 24)
     assert (result.code, result.id) == (5, "verify/mismatch")
     assert "target logits: FAILED" in result.err

@@ -419,9 +419,9 @@ class TestProcess:
         """Stopped while it writes: the last line says so, and nothing is left."""
         program = (
             "import os, signal, sys\n"
-            "import edgecc.driver\n"
+            "import edgecc.device_artifact\n"
             "from edgecc.cli import main\n"
-            f"edgecc.driver.golden_rows = lambda *a: os.kill(os.getpid(), signal.{name})\n"
+            f"edgecc.device_artifact.golden_rows = lambda *a: os.kill(os.getpid(), signal.{name})\n"
             "sys.exit(main(sys.argv[1:]))\n"
         )
         done = subprocess.run(

@@ -1,0 +1,174 @@
+"""What a compile refuses about its checkpoints: before the passes, and what those left undone."""
+
+from __future__ import annotations
+
+from edgecc.backends.base import Progress
+from edgecc.checkpoints import checkpoints_of
+from edgecc.compile_options import CompileOptions
+from edgecc.errors import InputError, UnsupportedError, UsageError
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.finite import check_finite
+from edgecc.frontends.quantization import EncodedWeight, check_scales
+from edgecc.ir.core import Module
+from edgecc.ir.encodings import FP8, NVFP4
+from edgecc.ir.weights import Derived, Stored, Unbound
+from edgecc.passes.base import PassContext
+from edgecc.passes.quantize import Quantize, is_head
+from edgecc.text_side import check_tokenizer
+
+RUNTIME_METHODS = ("dspark",)
+"""Speculation methods `edgecc.backends.runtime` can drive."""
+
+
+def check_module(module: Module, options: CompileOptions, report: Progress) -> None:
+    """Check what holds for a lifted module whatever the device.
+
+    Args:
+        module: As lifted.
+        options: What was asked for.
+        report: Told about the values that are looked at.
+
+    Raises:
+        UsageError: An option needs a draft, and there is none.
+        InputError: The head, the tokenizer or a value cannot be used.
+        UnsupportedError: The runtime does not drive the draft's method.
+    """
+    check_needs_draft(options, "draft" in module.graphs)
+    _check_method(module)
+    _check_head_choice(module, options)
+    check_tokenizer(checkpoints_of(module)["target"])
+    _scan_values(module, report)
+
+
+def check_needs_draft(options: CompileOptions, draft: bool) -> None:
+    """Check that options about a draft come with one.
+
+    Raises:
+        UsageError: They do not.
+    """
+    if draft:
+        return
+    if options.lm_head != "auto":
+        raise UsageError("usage/lm-head", f"--lm-head {options.lm_head} needs --draft")
+    if options.draft_quantization != "auto":
+        raise UsageError(
+            "usage/draft-quantization",
+            f"--draft-quantization {options.draft_quantization} needs --draft",
+        )
+    if options.num_speculative_tokens is not None:
+        raise UsageError(
+            "usage/speculative-tokens",
+            f"{options.num_speculative_tokens} speculative tokens need a draft",
+            help="give its folder: --draft DIR",
+        )
+
+
+def check_quantized(module: Module, options: CompileOptions, ctx: PassContext) -> None:
+    """Refuse a quantization that found nothing to round.
+
+    Args:
+        module: After the passes.
+        options: What was asked for.
+        ctx: Of the passes, with their remarks.
+
+    Raises:
+        UsageError: The flag and the role are named, and why weights were left alone.
+    """
+    sources = [
+        module.weights.resolve(weight.source.inputs[0])
+        for weight in module.weights.values()
+        if isinstance(weight.source, Derived) and weight.source.recipe == "quantize"
+    ]
+    rounded = {symbol.partition(".")[0] for symbol in sources}
+    for role, flag, format in (
+        ("target", "--quantization", options.quantization),
+        ("draft", "--draft-quantization", options.draft_quantization),
+    ):
+        if format != "auto" and role not in rounded:
+            reasons = [
+                f"{r.where}: {r.message}"
+                for r in ctx.remarks
+                if r.pass_name == Quantize.name and r.where.startswith(f"@{role}.")
+            ]
+            raise UsageError(
+                "usage/nothing-to-quantize",
+                f"{flag} {format} fits none of the {role}'s linear weights",
+                notes=reasons[:3],
+                help=f"leave out {flag}: weights keep the precision of the files",
+            )
+    if options.quantize_head and not any(is_head(symbol) for symbol in sources):
+        raise UsageError(
+            "usage/no-head-to-quantize",
+            "--quantize-head rounds no head",
+            notes=_why_no_head(module, options, ctx),
+            help="leave out --quantize-head: the head keeps the precision of the file",
+        )
+
+
+def _why_no_head(module: Module, options: CompileOptions, ctx: PassContext) -> list[str]:
+    """What is known about heads that were not rounded."""
+    found = {
+        f"{r.where}: {r.message}"
+        for r in ctx.remarks
+        if r.pass_name == Quantize.name and not r.applied and is_head(r.where.removeprefix("@"))
+    }
+    if options.quantization == "auto" and "draft" in module.graphs:
+        return ["the draft reads the target's head: --quantization says how to round that"]
+    return sorted(found) or ["the head is the embedding table"]
+
+
+def _check_method(module: Module) -> None:
+    """The runtime drives the draft's method.
+
+    Raises:
+        UnsupportedError: It does not, yet.
+    """
+    draft = module.metadata.get("draft")
+    method = draft["method"] if isinstance(draft, dict) else None
+    if method not in (None, *RUNTIME_METHODS):
+        raise UnsupportedError(
+            "draft/no-runtime",
+            f"method {method}: lifting and evaluating work, the runtime does not drive it yet",
+            where="draft/config.json: architectures",
+            help=f"edgecc lift and edgecc opt take this pair; compile takes drafts of method "
+            f"{', '.join(RUNTIME_METHODS)}",
+        )
+
+
+def _check_head_choice(module: Module, options: CompileOptions) -> None:
+    borrowed = [
+        s
+        for s, w in module.weights.items()
+        if isinstance(w.source, Unbound) and w.source.role == "lm_head"
+    ]
+    if options.lm_head == "own" and borrowed:
+        raise InputError(
+            "bind/no-own-head",
+            "--lm-head own: the draft ships no lm_head",
+            where=f"weight @{borrowed[0]}",
+            help="use --lm-head auto, which binds the target's",
+        )
+    if options.lm_head in ("share", "copy") and not borrowed:
+        raise InputError(
+            "bind/has-own-head",
+            f"--lm-head {options.lm_head}: the draft ships its own lm_head, which stays",
+            where="draft: lm_head.weight",
+            help="use --lm-head auto",
+        )
+
+
+def _scan_values(module: Module, report: Progress) -> None:
+    """Look at every block scale and every unquantized value once: a NaN would become NaN logits."""
+    stored = [(w, w.source) for w in module.weights.values() if isinstance(w.source, Stored)]
+    for done, (weight, source) in enumerate(stored):
+        report("check values", done, len(stored))
+        reader = module.weights.readers[source.checkpoint]
+        assert isinstance(reader, Checkpoint)
+        parts = {p.component: p.key for p in source.parts}
+        if isinstance(weight.encoding, NVFP4 | FP8):
+            name = parts["weight"].removesuffix(".weight")
+            check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
+        else:
+            for key in parts.values():
+                check_finite(reader, key)
+    report("check values", len(stored), len(stored))
