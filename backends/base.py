@@ -26,9 +26,11 @@ __all__ = [
     "Array",
     "Artifact",
     "Backend",
+    "BuiltEngine",
     "Engine",
     "Executable",
     "FloatArray",
+    "Holding",
     "IntArray",
     "Progress",
     "Role",
@@ -82,16 +84,60 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """How an engine came into the bundle. The bundle does not tell: it is the same either way.
+
+    Attributes:
+        name: Of its graph.
+        reason: Why it was built, or that it was taken from the cache.
+        cached: It was taken from the cache.
+        seconds: How long that took.
+        estimated_seconds: Expected of a build, before it began.
+        estimated_bytes: Memory expected of a build.
+    """
+
+    name: str
+    reason: str
+    cached: bool
+    seconds: float
+    estimated_seconds: float
+    estimated_bytes: int
+
+    def __str__(self) -> str:
+        took = f"{self.seconds:.1f} s"
+        if not self.cached:
+            took += f", estimated {self.estimated_seconds:.1f} s"
+        return f"{self.reason} ({took})"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Where an artifact has the bytes of a weight.
+
+    Attributes:
+        file: The weight file of the bundle; None where they lie inside of engines.
+        copies: In how many places they lie.
+    """
+
+    file: str | None
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """What a backend wrote into a bundle.
 
     Attributes:
         manifest: The backend's own part of `bundle.json` (`artifacts.<device>`), JSON-compatible.
         files: Files written, relative to the bundle, in a fixed order.
+        weights: By symbol, every weight whose bytes the artifact uses.
+        engines: How each engine was made, for those who wait for it.
     """
 
     manifest: Mapping[str, Any]
     files: tuple[str, ...] = field(default=())
+    weights: Mapping[str, Holding] = field(default_factory=dict)
+    engines: tuple[BuiltEngine, ...] = field(default=())
 
 
 class Backend(Protocol):

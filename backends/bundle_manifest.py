@@ -6,23 +6,21 @@ raise BundleError: a bundle may come from anywhere.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from edgecc.backends.schema import validator
 from edgecc.backends.storage import storage_errors
 from edgecc.errors import BundleError, Diagnostic
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
-    from jsonschema.protocols import Validator
 
 FORMAT = "edgecc-bundle"
 VERSION = 1
@@ -123,8 +121,9 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
     Raises:
         BundleError: It breaks a rule; the first few findings are listed.
     """
+    schema = validator("edgecc.backends", "bundle.schema.json")
     try:
-        errors = itertools.islice(_validator().iter_errors(manifest), _MAX_FINDINGS)
+        errors = itertools.islice(schema.iter_errors(manifest), _MAX_FINDINGS)
         messages = [_schema_message(error) for error in errors]
     except RecursionError:
         messages = ["values are nested too deeply"]
@@ -215,21 +214,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-@functools.cache
-def _validator() -> Validator:
-    # Importing jsonschema takes longer than everything else that opening a bundle does.
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
-
-    text = resources.files("edgecc.backends").joinpath("bundle.schema.json").read_text("utf-8")
-    # JSON Schema counts 1.0 as an integer; the code that reads sizes wants real ones.
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
-    strict: type[Validator] = extend(  # type: ignore[no-untyped-call]
-        Draft202012Validator, type_checker=types
-    )
-    return strict(json.loads(text))
 
 
 def _schema_message(error: ValidationError) -> str:

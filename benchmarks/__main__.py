@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import acceptance, forms, host, memory, passes, quantization, speed, steps
+from benchmarks import acceptance, engines, forms, host, memory, passes, quantization, speed, steps
 from benchmarks.pairs import Settings
 from benchmarks.results import Result, load_average, machine, write_json
 
@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Result]] = {
     "steps": steps.run,
     "host": host.run,
     "memory": memory.run,
+    "engines": engines.run,
     "forms": forms.run,
     "passes": passes.run,
     "quantization": quantization.run,

@@ -3,6 +3,6 @@
 File names mirror `edgecc.ir.ops`: `attention.py` here lowers the ops of `ir/ops/attention.py`.
 """
 
-from edgecc.backends.onnx.lower import lower
+from edgecc.backends.onnx.lower import lower, stored_tensors
 
-__all__ = ["lower"]
+__all__ = ["lower", "stored_tensors"]

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 from edgecc.backends.base import Array
 from edgecc.backends.onnx.storage import (
     ONNX_DTYPES,
-    SAFETENSORS_DTYPES,
     Expansion,
     Placement,
     Storage,
 )
 from edgecc.backends.onnx.widen import FUNCTIONS, widen
+from edgecc.backends.stored_weights import SAFETENSORS_DTYPES
 from edgecc.devices import Dialect
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value

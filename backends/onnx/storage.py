@@ -1,10 +1,10 @@
-"""Which tensors go into the weight file, and how the models refer to them.
+"""How models refer to the tensors of the weight file.
 
-Weights are written as they are encoded: packed stays packed. A weight an expanding recipe makes
-(`dequantize`, `int8_codes`) is not written; its initializer points at the packed bytes, and either
-the model widens them itself (standard dialect) or the engine supplies the expanded tensor when it
-loads the model. Vectors are small and written widened. So is what `constant` reads, because ONNX
-Runtime computes with constants before the engine can supply them.
+What lies there is said by `edgecc.backends.stored_weights`. The initializer of a weight that an
+expanding recipe makes (`dequantize`, `int8_codes`) points at the packed bytes, and either the model
+widens them itself (standard dialect) or the engine supplies the expanded tensor when it loads the
+model. What `constant` reads is stored widened, because ONNX Runtime computes with constants before
+the engine can supply them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,16 @@ from typing import Any
 
 from onnx import TensorProto
 
-from edgecc.backends.weight_file import TensorSpec
+from edgecc.backends.stored_weights import (
+    StoredTensor,
+    layout_of,
+    stored_symbol,
+    stored_tensor,
+)
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module
-from edgecc.ir.encodings import FP8, NVFP4, Component, Dense, Encoding, Int4, Int8
-from edgecc.ir.recipes import RECIPES
-from edgecc.ir.types import DType
-from edgecc.ir.weights import Derived, Weight
+from edgecc.ir.weights import Derived, Weight, WeightTable
 
-SAFETENSORS_DTYPES: Mapping[DType, str] = {
-    DType.F64: "F64",
-    DType.F32: "F32",
-    DType.F16: "F16",
-    DType.BF16: "BF16",
-    DType.F8E4M3: "F8_E4M3",
-    DType.I64: "I64",
-    DType.I32: "I32",
-    DType.I8: "I8",
-    DType.U8: "U8",
-    DType.BOOL: "BOOL",
-}
 ONNX_DTYPES: Mapping[str, int] = {
     "F64": TensorProto.DOUBLE,
     "F32": TensorProto.FLOAT,
@@ -47,27 +37,8 @@ ONNX_DTYPES: Mapping[str, int] = {
     "U8": TensorProto.UINT8,
     "BOOL": TensorProto.BOOL,
 }
-FORMS: Mapping[type[Encoding], str] = {
-    NVFP4: "nvfp4-f32",
-    FP8: "fp8-f32",
-    Int8: "int8-f32",
-    Int4: "int4-f32",
-    Dense: "widen-f32",
-}
-"""How `dequantize` is written into a manifest; `fp8-block-f32` where FP8 has block scales."""
 _UNUSED = ("input_scale",)
 """Components no ONNX lowering reads: activations are not quantized."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of the weight file: a component of a weight of the module."""
-
-    name: str
-    symbol: str
-    component: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +46,7 @@ class Expansion:
     """How the engine makes initializers of a model from packed tensors when it loads it.
 
     Attributes:
-        form: One of `FORMS`, or `nvfp4-int8`.
+        form: One of `edgecc.backends.onnxruntime.expand.FORMS`.
         initializers: Names in the model, in the order the form makes them.
         parts: Component names to tensors of the weight file.
         block: Rows and columns that share a scale, of `fp8-block-f32`.
@@ -117,27 +88,22 @@ class Placement:
 
 @dataclass(slots=True)
 class Storage:
-    """The weight file of one module: its tensors, and after `place_at` their offsets.
+    """How the weights of one module appear in models.
 
     Attributes:
         module: Whose weights are stored.
         location: Path of the weight file relative to the models.
-        tensors: By name, in file order.
-        offsets: Absolute offset and bytes of each tensor.
+        offsets: Absolute offset and bytes of each tensor, known when the file is written.
     """
 
     module: Module
     location: str
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)
     offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _placements: dict[str, Placement] = field(default_factory=dict)
     _widened: set[str] = field(default_factory=set)
 
-    def collect(self, graphs: Iterable[Graph]) -> list[TensorSpec]:
-        """Find every tensor the graphs need, and return the layout of the file.
-
-        Wide elements come first, so that every tensor is aligned to its element size.
-        """
+    def collect(self, graphs: Iterable[Graph]) -> list[StoredTensor]:
+        """Find every tensor the graphs need."""
         found: dict[str, StoredTensor] = {}
         graphs = list(graphs)
         nodes = (n for g in graphs for n in g.nodes if n.op.name == "constant")
@@ -146,11 +112,7 @@ class Storage:
             for symbol in graph.used_weights():
                 for tensor in self.place(self.module.weights.resolve(symbol)).tensors:
                     found[tensor.name] = tensor
-        specs = {t.name: TensorSpec(t.name, t.dtype, t.shape) for t in found.values()}
-        width = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-        ordered = sorted(found.values(), key=lambda t: -width.get(t.dtype, 1))
-        self.tensors = {t.name: t for t in ordered}
-        return [specs[t.name] for t in ordered]
+        return list(found.values())
 
     def place(self, symbol: str) -> Placement:
         """How a (resolved) weight appears in models."""
@@ -171,11 +133,9 @@ class Storage:
         table = self.module.weights
         weight = table[symbol]
         source = weight.source
-        expands = isinstance(source, Derived) and RECIPES[source.recipe].expands
-        expands = expands and len(weight.shape) > 1 and symbol not in self._widened
-        if isinstance(source, Derived) and expands:
-            base = table.resolve(source.inputs[0])
-            tensors = _tensors(base, table[base])
+        base = stored_symbol(table, symbol)
+        if isinstance(source, Derived) and base != symbol and symbol not in self._widened:
+            tensors = _tensors(table, base)
             form = _form(source.recipe, table[base])
             names = (symbol,) if form != "nvfp4-int8" else (symbol, f"{symbol}.weight_scale")
             parts = tuple((t.component, t.name) for t in tensors)
@@ -184,7 +144,7 @@ class Storage:
             encoding = table[base].encoding
             block = encoding.block if form == "fp8-block-f32" else None  # type: ignore[attr-defined]
             return Placement(symbol, shape, dtype, tensors, Expansion(form, names, parts, block))
-        tensors = _tensors(symbol, weight)
+        tensors = _tensors(table, symbol)
         if len(tensors) != 1:
             raise LegalizeError(
                 "onnx/encoding",
@@ -195,36 +155,16 @@ class Storage:
         return Placement(tensors[0].name, tensors[0].shape, tensors[0].dtype, tensors)
 
 
-def _tensors(symbol: str, weight: Weight) -> tuple[StoredTensor, ...]:
-    components: dict[str, Component] = weight.encoding.components(weight.shape)
-    return tuple(
-        StoredTensor(
-            tensor_name(symbol, name),
-            symbol,
-            name,
-            SAFETENSORS_DTYPES[component.dtype],
-            component.shape,
-        )
-        for name, component in components.items()
-        if name not in _UNUSED
-    )
-
-
-def tensor_name(symbol: str, component: str) -> str:
-    """Name in the weight file: `x.weight` and `x.weight_scale`, like in checkpoints."""
-    return symbol if component == "weight" else f"{symbol.removesuffix('.weight')}.{component}"
+def _tensors(table: WeightTable, symbol: str) -> tuple[StoredTensor, ...]:
+    components = table[symbol].encoding.components(table[symbol].shape)
+    return tuple(stored_tensor(table, symbol, n) for n in components if n not in _UNUSED)
 
 
 def _form(recipe: str, base: Weight) -> str:
     if recipe == "int8_codes":
         return "nvfp4-int8"
-    encoding = base.encoding
-    if isinstance(encoding, FP8) and encoding.scaling == "block":
-        return "fp8-block-f32"
-    form = FORMS.get(type(encoding))
-    if form is None:
-        raise LegalizeError("onnx/encoding", f"no expansion of {encoding} by {recipe}")
-    return form
+    layout = layout_of(base.encoding)
+    return "widen-f32" if layout == "dense" else f"{layout}-f32"
 
 
 def _kernel_shape(weight: Weight, form: str) -> tuple[int, ...]:

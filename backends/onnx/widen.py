@@ -1,6 +1,6 @@
 """Widening packed weights with standard operators inside the model: one function for each form.
 
-The forms are those of `storage.FORMS`. Products are in float32 and in the association of
+The forms are those of `storage.Expansion`. Products are in float32 and in the association of
 `edgecc.ir.encodings`, so the values are bit for bit those of the encoding.
 """
 

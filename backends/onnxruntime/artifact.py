@@ -5,17 +5,12 @@ A bundle may come from anywhere: whatever it says, opening it works or raises Bu
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgecc.backends.base import Role
+from edgecc.backends.schema import validator
 from edgecc.errors import BundleError
-
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
 
 _ROLES = frozenset(Role)
 
@@ -29,7 +24,8 @@ def check_artifact(artifact: Mapping[str, Any]) -> None:
     Raises:
         BundleError: It breaks a rule; the first finding is named.
     """
-    error = next(iter(_validator().iter_errors(artifact)), None)
+    schema = validator("edgecc.backends.onnxruntime", "artifact.schema.json")
+    error = next(iter(schema.iter_errors(artifact)), None)
     if error is not None:
         finding = f"{error.json_path}: {error.message}"
     else:
@@ -77,17 +73,3 @@ def _bad_ports(
 def _is_cache(shape: Sequence[int | str]) -> bool:
     """Sequences, KV heads, rows, head dim: all but the first are numbers."""
     return len(shape) == 4 and all(isinstance(d, int) and d > 0 for d in shape[1:])
-
-
-@functools.cache
-def _validator() -> Validator:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
-
-    text = resources.files(__package__).joinpath("artifact.schema.json").read_text("utf-8")
-    # JSON Schema counts 1.0 as an integer; sizes and offsets must be real ones.
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
-    strict: type[Validator] = extend(  # type: ignore[no-untyped-call]
-        Draft202012Validator, type_checker=types
-    )
-    return strict(json.loads(text))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgecc.backends.base import Progress
+from edgecc.backends.mapped_weights import WeightFile
 from edgecc.backends.onnxruntime.artifact import check_artifact
 from edgecc.backends.onnxruntime.executable import OrtExecutable
-from edgecc.backends.onnxruntime.expand import WeightFile, expand
+from edgecc.backends.onnxruntime.expand import expand
 from edgecc.backends.onnxruntime.interface import Interface
 from edgecc.errors import BackendError, BundleError, UnsupportedError
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecc.backends.base import Progress
+from edgecc.backends.tensorrt.child import LESS_MEMORY
 from edgecc.backends.tensorrt.emitter import Emitter
 from edgecc.devices import Device
-from edgecc.errors import UnsupportedError
+from edgecc.errors import ResourceError, UnsupportedError
 from edgecc.ir.core import site
+
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|bad_alloc", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Smallest, most likely and largest shape of each input whose sizes calls choose."""
@@ -72,16 +75,19 @@ class Session:
         network.name = name
         return network
 
-    def build(self, emitter: Emitter, profiles: Sequence[Profile], progress: Progress) -> bytes:
-        """The serialized plan of a filled network.
+    def build(
+        self, emitter: Emitter, profiles: Sequence[Profile], progress: Progress
+    ) -> memoryview:
+        """The serialized plan of a filled network, in the builder's memory.
 
         Args:
             emitter: What filled it.
             profiles: At least one if any input has sizes that calls choose.
-            progress: Told about the builder's steps.
+            progress: Told about the builder's phases: name, steps done, steps.
 
         Raises:
             UnsupportedError: The builder refused; the IR node is named if its message tells one.
+            ResourceError: It ran out of memory.
             KeyboardInterrupt: The user interrupted; the builder has stopped.
         """
         config = self.builder.create_builder_config()
@@ -91,7 +97,7 @@ class Session:
             for name, shapes in profile.shapes.items():
                 made.set_shape(name, *shapes)
             config.add_optimization_profile(made)
-        guard = _Guard(f"build {emitter.graph.name}", progress)
+        guard = _Guard(progress)
         monitor = _monitor(self.trt, guard)
         config.progress_monitor = monitor
         self.errors.clear()
@@ -100,11 +106,13 @@ class Session:
             raise guard.stopped.pop()  # kept in the guard, it would be a cycle with this frame
         if plan is None:
             raise self.refusal(emitter)
-        return bytes(plan)
+        return memoryview(plan)
 
-    def refusal(self, emitter: Emitter) -> UnsupportedError:
+    def refusal(self, emitter: Emitter) -> UnsupportedError | ResourceError:
         """What the log says about a network that cannot be built, for the user."""
         text = "\n".join(self.errors) or "the builder gives no reason"
+        if _OUT_OF_MEMORY.search(text):
+            return out_of_memory(emitter.graph.name, _lines(text)[0])
         named = sorted((n for n in emitter.nodes if n in text), key=len, reverse=True)
         notes = [f"the builder says: {line}" for line in _lines(text)[1:4]]
         where = f"@{emitter.graph.name}"
@@ -162,40 +170,56 @@ class _Guard:
     An exception must not pass through the builder: it is kept, and raised when the builder is back.
     """
 
-    def __init__(self, stage: str, progress: Progress) -> None:
-        self.stage = stage
+    def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.stopped: list[BaseException] = []
 
-    def report(self, done: int, total: int) -> None:
-        """Pass on one step of the outermost phase."""
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Pass on one step of a phase."""
         try:
             if not self.stopped:
-                self.progress(self.stage, done, total)
+                self.progress(phase, done, total)
         except BaseException as error:  # KeyboardInterrupt too
             self.stopped.append(error)
 
 
 def _monitor(library: Any, guard: _Guard) -> Any:
-    """A progress monitor of the library."""
+    """A progress monitor of the library.
+
+    It tells the two outer levels of phases: the others come by hundreds, and pass in no time.
+    """
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             library.IProgressMonitor.__init__(self)
-            self._top, self._total = "", 0
+            self._totals: dict[str, int] = {}
+            self._top = ""
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if parent_phase is None:
-                self._top, self._total = phase_name, num_steps
-                guard.report(0, num_steps)
+                self._top = phase_name
+            if parent_phase in (None, self._top):
+                self._totals[phase_name] = num_steps
+                guard.report(phase_name, 0, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            if phase_name == self._top:
-                guard.report(min(step + 1, self._total), self._total)
+            if phase_name in self._totals:
+                total = self._totals[phase_name]
+                guard.report(phase_name, min(step + 1, total), total)
             return not guard.stopped
 
         def phase_finish(self, phase_name: str) -> None:
-            if phase_name == self._top:
-                guard.report(self._total, self._total)
+            if phase_name in self._totals:
+                total = self._totals.pop(phase_name)
+                guard.report(phase_name, total, total)
 
     return Monitor()
+
+
+def out_of_memory(name: str, reason: str) -> ResourceError:
+    """The error for a builder that did not get the memory it asked for."""
+    return ResourceError(
+        "resources/memory",
+        f"the builder of {name} ran out of memory: {reason}",
+        help=LESS_MEMORY,
+    )

@@ -10,4 +10,4 @@ from edgecc.ir.core import Node
 @lowers("constant")
 def constant(e: Emitter, node: Node) -> None:
     """A constant layer."""
-    e.result(node, e.cast(table(e, node.weights[0]), node.result.type.dtype))
+    e.result(node, e.cast(table(e, node.weights[0], bind=False), node.result.type.dtype))

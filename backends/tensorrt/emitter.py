@@ -7,14 +7,16 @@ known at run time only. Networks are strongly typed: every type is that of the I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from edgecc.backends.base import Array
+from edgecc.backends.layouts import Parts
 from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.tensorrt.operands import Operand
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value, site
 from edgecc.ir.printer import value_names
@@ -37,7 +39,6 @@ _TYPES: Mapping[DType, str] = {
     DType.I8: "INT8",
     DType.BOOL: "BOOL",
 }
-NUMPY_16 = {DType.BF16: ml_dtypes.bfloat16, DType.F16: np.float16}
 
 
 def lowers(op: str) -> Callable[[Lowering], Lowering]:
@@ -50,6 +51,21 @@ def lowers(op: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
+@dataclass(slots=True)
+class WeightUse:
+    """What a weight is in a network.
+
+    Attributes:
+        precision: For people.
+        constant: Its arrays that lie in the plan.
+        bound: Its arrays that are inputs.
+    """
+
+    precision: str
+    constant: set[Operand] = field(default_factory=set)
+    bound: set[Operand] = field(default_factory=set)
+
+
 class Emitter:
     """State of lowering one graph.
 
@@ -59,15 +75,23 @@ class Emitter:
         module: Owner of the graph.
         graph: A graph without calls.
         sizes: Symbols that have one size in all calls.
+        bound: Arrays of weights that are inputs; all others are constants.
 
     Attributes:
         arrays: What the network points to: must live until the engine is built.
         nodes: IR node by layer name, for messages.
-        forms: How each weight was stored, by symbol.
+        inputs: The bound arrays that the network takes, by input name.
+        weights: What each weight is in the network, by symbol.
     """
 
     def __init__(
-        self, library: Any, network: Any, module: Module, graph: Graph, sizes: Mapping[str, int]
+        self,
+        library: Any,
+        network: Any,
+        module: Module,
+        graph: Graph,
+        sizes: Mapping[str, int],
+        bound: Collection[Operand] = (),
     ) -> None:
         self.trt = library
         self.network = network
@@ -76,7 +100,10 @@ class Emitter:
         self.sizes = sizes
         self.arrays: list[Array] = []
         self.nodes: dict[str, Node] = {}
-        self.forms: dict[str, tuple[str, int]] = {}
+        self.inputs: dict[str, Operand] = {}
+        self.weights: dict[str, WeightUse] = {}
+        self._bound = bound
+        self._parts: tuple[str, Parts] = ("", {})
         self._values: dict[Value, Tensor] = {}
         self._memo: dict[object, Tensor] = {}
         self._names = value_names(graph)
@@ -182,6 +209,38 @@ class Emitter:
         count = int(np.prod(shape, dtype=np.int64))
         weights = self.trt.Weights(self.type(dtype), array.ctypes.data, count)
         return self.out("constant", self.network.add_constant(tuple(shape), weights))
+
+    def weight(self, symbol: str, precision: str, operand: Operand, *, bind: bool = True) -> Tensor:
+        """An array of a weight: an input if it is bound, a constant else.
+
+        Args:
+            symbol: The weight.
+            precision: What it is in the network, for people.
+            operand: The array.
+            bind: False where the builder has to know the values.
+        """
+        bound = bind and operand in self._bound
+        use = self.weights.setdefault(self.module.weights.resolve(symbol), WeightUse(precision))
+        (use.bound if bound else use.constant).add(operand)
+        if bound:
+            return self.once(("input", operand), lambda: self._input(operand))
+        return self.once(
+            ("weight", operand),
+            lambda: self.data(
+                operand.array(self._read(operand.symbol)), operand.dtype, operand.shape
+            ),
+        )
+
+    def _input(self, operand: Operand) -> Tensor:
+        self.inputs[operand.name] = operand
+        made = self.network.add_input(operand.name, self.type(operand.dtype), operand.shape)
+        return self._check(made)
+
+    def _read(self, symbol: str) -> Parts:
+        """Components of a weight; the last one is kept, its arrays are asked for in turn."""
+        if self._parts[0] != symbol:
+            self._parts = (symbol, self.module.weights.read(symbol))
+        return self._parts[1]
 
     def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The value of `make()`, computed once per graph and key."""

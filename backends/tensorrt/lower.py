@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
+from edgecc.backends.cache import CacheKey
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.onnx.program import interface, program
-from edgecc.backends.onnx.storage import SAFETENSORS_DTYPES
 from edgecc.backends.storage import storage_errors
+from edgecc.backends.stored_weights import WEIGHT_FILE, places, tensor_name
 from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     attention,
     constant,
@@ -20,53 +22,84 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     shape,
 )
 from edgecc.backends.tensorrt.builder import Profile, Session, uncollected
-from edgecc.backends.tensorrt.emitter import Emitter
+from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
+from edgecc.backends.tensorrt.engines import ENGINE_FOLDER, Engines, Facts, Job
+from edgecc.backends.tensorrt.estimate import estimate
+from edgecc.backends.tensorrt.keys import engine_key
 from edgecc.backends.tensorrt.library import load_library
+from edgecc.backends.tensorrt.operands import Operand, graph_operands
+from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
-from edgecc.backends.tensorrt.weights import as_json
+from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
-from edgecc.ir.weights import Derived
-
-ENGINE_FOLDER = "engines"
 
 
-def lower(module: Module, device: Device, directory: Path, progress: Progress) -> Artifact:
-    """Write `engines/<device>-<graph>.plan` for each graph without calls.
-
-    Weights are constants of the plans. A weight that two entries use is in the plan of one graph,
-    which both call: `outline-shared` sees to that.
+def jobs(module: Module, device: Device, weights: WeightPlan) -> list[Job]:
+    """One engine for each graph without calls, and what making it takes.
 
     Args:
         module: Legalized for the device.
         device: Names the builder's package and the GPUs.
-        directory: Bundle being written.
-        progress: Told about the builder's steps.
+        weights: Which weights are inputs.
+
+    Raises:
+        LegalizeError: An encoding has no form in TensorRT.
+    """
+    leaves = (g for g in module.graphs.values() if not list(g.callees()))
+    return [_job(module, device, graph, weights) for graph in leaves]
+
+
+def _job(module: Module, device: Device, graph: Graph, weights: WeightPlan) -> Job:
+    sizes = fixed_sizes(module, graph)
+    ranges = profiles(module, graph, sizes)
+    taken = list(graph_operands(module, graph))
+    bound = frozenset(weights.bound)
+    inputs = dict.fromkeys(o.name for o in taken if o in bound)
+    held = [o for o in dict.fromkeys(taken) if o not in bound]
+    known = [w for n in graph.nodes if n.op.name == "constant" for w in n.weights]
+
+    def key() -> CacheKey | None:
+        library = load_library(device.library)
+        symbols = [*(o.symbol for o in held), *known]
+        return engine_key(library, device, module, graph, sizes, ranges, symbols, inputs)
+
+    def make(path: Path, report: Progress) -> Facts:
+        session = Session(load_library(device.library), device)
+        return build(session, module, graph, weights.bound, path, report)
+
+    file = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
+    return Job(file, key, make, estimate(graph, device.name, len(ranges), held))
+
+
+def lower(
+    module: Module,
+    device: Device,
+    weights: WeightPlan,
+    file: WrittenFile | None,
+    engines: Engines,
+) -> Artifact:
+    """Write `engines/<device>-<graph>.plan` for each graph without calls.
+
+    Args:
+        module: Legalized for the device.
+        device: Names the builder's package and the GPUs.
+        weights: Which weights are inputs.
+        file: The weight file with the tensors those are made of; None if there are none.
+        engines: Has looked for the jobs.
 
     Returns:
-        The artifact: its manifest holds programs, engines with their profiles, and what precision
-        each weight is stored in.
+        The artifact: its manifest holds programs, engines with their profiles, what precision each
+        weight has, and how bound inputs are made of the tensors of the weight file.
 
     Raises:
         UnsupportedError: The package is not installed, or the builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
-        ResourceError: The disk refused.
+        ResourceError: The disk refused, or memory ran out.
+        BackendError: The builder crashed.
     """
     library = load_library(device.library)
-    session = Session(library, device)
-    engines: dict[str, Any] = {}
-    files = []
-    with storage_errors(directory):
-        (directory / ENGINE_FOLDER).mkdir(exist_ok=True)
-    for graph in module.graphs.values():
-        if list(graph.callees()):
-            continue
-        relative = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-        plan, engines[graph.name] = build(session, module, graph, progress)
-        engines[graph.name] = {"file": relative, "bytes": len(plan), **engines[graph.name]}
-        with storage_errors(directory / relative):
-            (directory / relative).write_bytes(plan)
-        files.append(relative)
+    made = engines.build()
     entries = module.entries()
     manifest = {
         "backend": device.backend,
@@ -74,33 +107,55 @@ def lower(module: Module, device: Device, directory: Path, progress: Progress) -
         "library_version": str(library.__version__),
         "compute_capabilities": list(device.compute_capabilities),
         "compute_type": device.compute_type,
-        "weights": "embed",
-        "weight_file": None,
-        "engines": engines,
+        "weights": weights.policy.value,
+        "weight_file": WEIGHT_FILE if file else None,
+        "engines": made,
         "programs": {e.name: program(module, e) for e in entries},
         "entries": {e.name: interface(e) for e in entries},
-        "tensors": _tensors(module),
+        "tensors": places(weights.tensors(module), file) if file else {},
     }
-    return Artifact(manifest, tuple(files))
+    files = tuple(facts["file"] for facts in made.values())
+    return Artifact(manifest, files, weights.held(module), tuple(engines.made))
 
 
 def build(
-    session: Session, module: Module, graph: Graph, progress: Progress
-) -> tuple[bytes, dict[str, Any]]:
-    """The plan of one graph, and what the manifest says about it.
+    session: Session,
+    module: Module,
+    graph: Graph,
+    bound: Sequence[Operand],
+    path: Path,
+    progress: Progress,
+) -> Facts:
+    """Write the plan of one graph.
+
+    Args:
+        session: The builder.
+        module: Owner of the graph.
+        graph: Without calls.
+        bound: Arrays of weights that are inputs.
+        path: The new file.
+        progress: Told about the builder's phases.
+
+    Returns:
+        What the manifest says about the engine.
 
     Raises:
         UnsupportedError: The builder refuses the network.
         LegalizeError: An op or encoding has no lowering.
+        ResourceError: The disk refused, or memory ran out.
     """
     sizes = fixed_sizes(module, graph)
     made = profiles(module, graph, sizes)
     with uncollected():
-        emitter = Emitter(session.trt, session.network(graph.name), module, graph, sizes)
+        network = session.network(graph.name)
+        emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
         emitter.lower()
         plan = session.build(emitter, made, progress)
-    forms = as_json(emitter.forms)
-    return plan, {
+    with storage_errors(path), path.open("wb") as file:
+        file.write(plan)
+    uses = {symbol: _use(use) for symbol, use in emitter.weights.items()}
+    return {
+        "bytes": plan.nbytes,
         "inputs": [
             _port(i.name, i.value.type.dtype.value, emitter.shape(i.value)) for i in graph.inputs
         ],
@@ -111,14 +166,34 @@ def build(
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
+        "bound": [_bound(o) for o in emitter.inputs.values()],
         "profiles": [_profile(p) for p in made],
-        "weights": forms,
-        "weight_bytes": sum(f["bytes"] for f in forms.values()),
+        "weights": uses,
+        "weight_bytes": sum(use["bytes"] for use in uses.values()),
+        "bound_bytes": sum(o.nbytes for o in emitter.inputs.values()),
     }
 
 
-def _port(name: str, dtype: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
+
+
+def _bound(operand: Operand) -> dict[str, Any]:
+    """An input that the runtime fills from the weight file: see `bound_weights`."""
+    return {
+        **_port(operand.name, operand.dtype.value, operand.shape),
+        "form": operand.form,
+        "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
+        **({"block": list(operand.block)} if operand.block else {}),
+    }
+
+
+def _use(use: WeightUse) -> dict[str, Any]:
+    return {
+        "precision": use.precision,
+        "bytes": sum(o.nbytes for o in use.constant),
+        "bound_bytes": sum(o.nbytes for o in use.bound),
+    }
 
 
 def _profile(profile: Profile) -> dict[str, Any]:
@@ -126,25 +201,3 @@ def _profile(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "shapes": {n: [list(s) for s in shapes] for n, shapes in profile.shapes.items()},
     }
-
-
-def _tensors(module: Module) -> dict[str, Any]:
-    """The weights the plans hold, by the symbol of what they are made of, and which plans do."""
-    found: dict[str, Any] = {}
-    for graph in module.graphs.values():
-        for symbol in graph.used_weights():
-            name = module.weights.resolve(symbol)
-            source = module.weights[name].source
-            if isinstance(source, Derived) and source.recipe in (
-                "int8_codes",
-                "dequantize",
-                "narrow",
-            ):
-                name = module.weights.resolve(source.inputs[0])
-            weight = module.weights[name]
-            part = weight.encoding.components(weight.shape)["weight"].dtype
-            made = {"dtype": SAFETENSORS_DTYPES[part], "shape": list(weight.shape), "engines": []}
-            engines = found.setdefault(name, made)["engines"]
-            if graph.name not in engines:
-                engines.append(graph.name)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgecc.backends.tensorrt.builder import Profile
+from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.core import Graph, Module
 from edgecc.ir.types import Dim, DimExpr, symbols_of
 
@@ -58,7 +59,8 @@ def profiles(module: Module, graph: Graph, sizes: Mapping[str, int]) -> list[Pro
         return []
     rows = verify_rows(module)
     found = {n: module.symbols[n] for n in sorted(names)}
-    largest = {n: max(1, r.high) for n, r in found.items()}
+    most = _fitting(graph, sizes)
+    largest = {n: max(1, min(r.high, most.get(n, r.high))) for n, r in found.items()}
     smallest = {n: max(1, r.low) for n, r in found.items()}
     decode = {n: (smallest[n], *(min(max(rows, smallest[n]), largest[n]),) * 2) for n in found}
     read = {n: (smallest[n], largest[n], largest[n]) for n in found}
@@ -66,6 +68,21 @@ def profiles(module: Module, graph: Graph, sizes: Mapping[str, int]) -> list[Pro
     if read != decode:
         made.append(_profile("prefill", graph, sizes, read))
     return made
+
+
+def _fitting(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Largest sizes with which the rows of each cache update fit into its cache."""
+    most: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op.name != "cache_update":
+            continue
+        cache, new = node.operands[0].type.shape[CACHE_AXIS], node.operands[1].type.shape[1]
+        rows = new if isinstance(new, int) else new.substitute(sizes)
+        if isinstance(cache, int) and isinstance(rows, DimExpr) and len(rows.terms) == 1:
+            ((name, factor),) = rows.terms
+            fitting = (cache - rows.constant) // factor
+            most[name] = min(fitting, most.get(name, fitting))
+    return most
 
 
 def _profile(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgecc.devices import LinearForm
+from edgecc.devices import Device, LinearForm, get_device
 from edgecc.errors import UsageError
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
 LINEAR_FORM_CHOICES = ("auto", *LinearForm)
+WEIGHTS_CHOICES = ("auto", "embed", "bind")
 QUANTIZATION_CHOICES = ("auto", "nvfp4", "fp8", "fp8-channel", "fp8-block", "int8", "int4")
 
 
@@ -20,7 +21,7 @@ class CompileOptions:
     """Everything that shapes a bundle besides the checkpoints.
 
     Attributes:
-        device: Name of the compile target, see `edgecc.devices`.
+        device: Name of the compile target, see `edgecc.devices`, or several of them for one bundle.
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
@@ -34,11 +35,13 @@ class CompileOptions:
         quantize_head: Round the output head as well.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
         draft_outputs: Keep the draft's logits and confidences as outputs.
+        weights: Where engines that can hold weights have them: `embed` as constants, `bind` as
+            inputs that the runtime binds at load; `auto` decides by their size.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against
             them when the bundle is small; `full` checks always.
     """
 
-    device: str = "cpu"
+    device: str | tuple[str, ...] = "cpu"
     max_model_len: int | None = None
     max_input_len: int | None = None
     num_speculative_tokens: int | None = None
@@ -50,9 +53,12 @@ class CompileOptions:
     quantize_head: bool = False
     pass_pipeline: str | None = None
     draft_outputs: bool = False
+    weights: str = "auto"
     verify: str = "fast"
 
     def __post_init__(self) -> None:
+        self._check_devices()
+        _choice("weights", self.weights, WEIGHTS_CHOICES)
         _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
         _choice("verify", self.verify, VERIFY_CHOICES)
         _choice("linear_form", self.linear_form, LINEAR_FORM_CHOICES)
@@ -66,6 +72,35 @@ class CompileOptions:
                 raise UsageError(
                     "usage/not-positive", f"{name} must be a positive number, not {value!r}"
                 )
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The compile targets, in the order they were given."""
+        names = (self.device,) if isinstance(self.device, str) else self.device
+        return tuple(map(get_device, names))
+
+    def _check_devices(self) -> None:
+        devices = self.devices
+        names = [d.name for d in devices]
+        if not names:
+            raise UsageError("usage/no-device", "an empty list of devices", help="name one: cpu")
+        if twice := [n for i, n in enumerate(names) if n in names[:i]]:
+            raise UsageError(
+                "usage/device-twice", f"device {twice[0]} is given twice", help="name it once"
+            )
+        if len(names) > 1 and self.pass_pipeline is not None:
+            raise UsageError(
+                "usage/pipeline-devices",
+                f"one pass pipeline for {', '.join(names)}: each device has passes of its own",
+                help="compile for one device at a time",
+            )
+        if self.weights != "auto" and not any(d.library for d in devices):
+            raise UsageError(
+                "usage/weights",
+                f"--weights {self.weights}: no engine of {', '.join(names)} can hold weights, they "
+                "lie in the weight file",
+                help="leave out --weights",
+            )
 
     @property
     def quantizes(self) -> bool:
@@ -93,6 +128,10 @@ def compile_options(values: Mapping[str, Any]) -> CompileOptions:
     Raises:
         UsageError: There is no such option, or a value is not one it can have.
     """
+    values = dict(values)
+    if isinstance(values.get("device"), Sequence) and not isinstance(values["device"], str):
+        names = tuple(values["device"])
+        values["device"] = names[0] if len(names) == 1 else names
     try:
         return CompileOptions(**values)
     except TypeError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgecc.backends.base import BuiltEngine
 from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import findings_of
 from edgecc.device_lowering import Lowered
@@ -26,6 +28,7 @@ class CompileReport:
         weight_bytes: Bytes of the bundle's weights, packed.
         checks: How the engine compared with the reference, one line each; empty if it was not.
         unchecked: Outputs that `check` could not compare, and why, one line each.
+        engines: How engines were made; empty where none are built.
     """
 
     bundle: Bundle | None
@@ -37,18 +40,47 @@ class CompileReport:
     weight_bytes: int
     checks: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    engines: tuple[BuiltEngine, ...] = ()
 
 
-def compile_report(lowered: Lowered, bundle: Bundle | None, weight_bytes: int) -> CompileReport:
-    """The report on a module that was lowered, and written if there is a bundle."""
+def compile_report(
+    lowered: Sequence[Lowered],
+    bundle: Bundle | None,
+    weight_bytes: int,
+    engines: Sequence[BuiltEngine] = (),
+) -> CompileReport:
+    """The report on modules that were lowered, and written if there is a bundle.
+
+    Args:
+        lowered: For each device.
+        bundle: What was written.
+        weight_bytes: Bytes of its weights.
+        engines: How its engines were made.
+    """
     return CompileReport(
         bundle=bundle,
-        decisions=tuple(lowered.module.decisions),
-        timings=tuple(lowered.manager.timings),
-        remarks=tuple(lowered.ctx.remarks),
-        findings=tuple(findings_of(lowered.module)),
-        pipeline=str(lowered.manager),
+        decisions=tuple(by_device([(x.device.name, x.module.decisions) for x in lowered])),
+        timings=tuple(t for x in lowered for t in x.manager.timings),
+        remarks=tuple(r for x in lowered for r in x.ctx.remarks),
+        findings=tuple(findings_of(lowered[0].lifted)),
+        pipeline=", ".join(by_device([(x.device.name, [str(x.manager)]) for x in lowered])),
         weight_bytes=weight_bytes,
-        checks=tuple(lowered.checks),
-        unchecked=tuple(lowered.manager.unchecked()),
+        checks=tuple(by_device([(x.device.name, x.checks) for x in lowered])),
+        unchecked=tuple(by_device([(x.device.name, x.manager.unchecked()) for x in lowered])),
+        engines=tuple(engines),
     )
+
+
+def by_device(lines: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Lines about several devices: those that all have once, then the others with the device.
+
+    Args:
+        lines: By device.
+    """
+    if len(lines) == 1:
+        return list(lines[0][1])
+    common = set.intersection(*(set(found) for _, found in lines))
+    return [
+        *(line for line in lines[0][1] if line in common),
+        *(f"{device}: {line}" for device, found in lines for line in found if line not in common),
+    ]

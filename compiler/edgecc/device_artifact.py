@@ -1,17 +1,26 @@
-"""One device's share of a bundle: its engines and weights, checked against the golden rows."""
+"""What the devices of a bundle have in it: engines over one weight file, checked by golden rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.bundle_writer import BundleWriter
-from edgecc.backends.onnx import lower
-from edgecc.backends.onnx.lower import WEIGHT_FILE
-from edgecc.backends.onnx.storage import Storage
-from edgecc.backends.weight_file import file_size
+from edgecc.backends.cache import ArtifactCache
+from edgecc.backends.memory import available_bytes
+from edgecc.backends.onnx.lower import lower as write_models
+from edgecc.backends.onnx.lower import stored_tensors
+from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
+from edgecc.backends.tensorrt.engines import Engines
+from edgecc.backends.tensorrt.estimate import Estimate, expectation
+from edgecc.backends.tensorrt.lower import jobs
+from edgecc.backends.tensorrt.lower import lower as build_engines
+from edgecc.backends.tensorrt.policy import plan_weights
+from edgecc.backends.weight_file import WrittenFile
 from edgecc.compile_options import CompileOptions
 from edgecc.device_lowering import Lowered
+from edgecc.errors import Diagnostic
 from edgecc.golden import GOLDEN_FILE, check_engine, check_lowered, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
@@ -24,93 +33,199 @@ compile whose memory would grow with the checkpoint."""
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written for a device.
+    """What was written for all devices.
 
     Attributes:
-        artifact: Its files and its part of the manifest.
-        weight_bytes: Bytes of its weights, packed.
+        artifacts: Files and parts of the manifest, in the order of the devices.
+        weight_bytes: Bytes of the weight file, and of weights inside of engines.
     """
 
-    artifact: Artifact
+    artifacts: tuple[Artifact, ...]
     weight_bytes: int
 
 
-def write_artifact(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
-    """Write a device's engines and weights, and check them as the options say.
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a bundle is written, with what, and who is told.
+
+    Attributes:
+        writer: Of the unfinished bundle.
+        report: Told as work goes on.
+        tell: Told at once what to expect of builds.
+        cache: Engines that were built before.
+    """
+
+    writer: BundleWriter
+    report: Progress
+    tell: Callable[[Diagnostic], None]
+    cache: ArtifactCache
+
+
+class Share:
+    """One device's part of a bundle.
 
     Args:
-        writer: Of the unfinished bundle.
-        lowered: For the device; its decisions and checks grow.
+        lowered: For the device.
         options: What was asked for.
-        report: Told as work goes on.
 
-    Raises:
-        InputError: The reference overflows.
-        MismatchError: The engine's numbers differ from the reference.
-        UnsupportedError: The backend cannot build something.
-        ResourceError: Disk or memory.
+    Attributes:
+        tensors: What it needs in the weight file.
+        embedded_bytes: Bytes of the weights inside of its engines.
     """
-    write = _build_engines if lowered.device.library else _write_models
-    return write(writer, lowered, options, report)
+
+    embedded_bytes = 0
+
+    def __init__(self, lowered: Lowered, options: CompileOptions) -> None:
+        self.lowered = lowered
+        self.options = options
+        self.tensors: list[StoredTensor] = []
+
+    def expect(self, tell: Callable[[Diagnostic], None]) -> None:
+        """Tell what writing would take, where that is much.
+
+        Raises:
+            ResourceError: There is not enough memory.
+        """
+
+    def prepare(self, site: Site) -> None:
+        """Find out what there is to do, before any of it is done.
+
+        Raises:
+            ResourceError: There is not enough memory.
+        """
+
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
+        """Write its engines and compare its numbers.
+
+        Args:
+            site: Where.
+            file: The weight file; None if no device needs one.
+            golden: The golden rows; None if nothing is to be compared.
+        """
+        raise NotImplementedError
 
 
-def stored_bytes(lowered: Lowered) -> int:
-    """Bytes the weight file, or the weights in the engines, would take."""
-    module = lowered.module
-    if lowered.device.library:
-        return _engine_bytes(module)
-    leaves = [g for g in module.graphs.values() if not list(g.callees())]
-    return file_size(Storage(module, WEIGHT_FILE).collect(leaves))
+class ModelShare(Share):
+    """ONNX models over the weight file, opened for a check."""
 
+    def __init__(self, lowered: Lowered, options: CompileOptions) -> None:
+        super().__init__(lowered, options)
+        self.tensors = stored_tensors(lowered.module, lowered.device)
 
-def _write_models(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
-    """ONNX models over one weight file, opened for a check."""
-    module, device = lowered.module, lowered.device
-    artifact, weights = lower(module, device, writer.directory, report)
-    relative = str(artifact.manifest["weight_file"])
-    writer.add_file(relative, sha256=weights.sha256, nbytes=weights.bytes)
-    if options.verify != "none":
-        golden = _golden(writer, lowered, report)
-        if options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
+        """See the class."""
+        assert file is not None
+        writer = site.writer
+        lowered, module = self.lowered, self.lowered.module
+        artifact = write_models(module, lowered.device, writer.directory, file)
+        if golden is None:
+            return artifact
+        if self.options.verify == "full" or _engine_bytes(module) < ENGINE_CHECK_BYTES:
             checks = check_engine(writer.directory, artifact.manifest, golden)
             lowered.checks.extend(map(str, checks))
         else:
             module.decisions.append(
                 "the engine was not opened for a check: run edgecc verify on the device"
             )
-    return Written(artifact, weights.bytes)
+        return artifact
 
 
-def _build_engines(
-    writer: BundleWriter, lowered: Lowered, options: CompileOptions, report: Progress
-) -> Written:
+class EngineShare(Share):
     """Engines of a builder: no graph is handed over that was not evaluated."""
-    from edgecc.backends.tensorrt.lower import lower as build_engines
 
-    module = lowered.module
-    size = _engine_bytes(module)
-    module.decisions.append(
-        f"engines hold {size / 1e6:.1f} MB of weights; building takes up to four times that"
-    )
-    if options.verify != "none":
-        golden = _golden(writer, lowered, report)
-        report("evaluate", 0, 1)
-        lowered.checks.extend(map(str, check_lowered(module, golden)))
-        report("evaluate", 1, 1)
-        module.decisions.append(
-            "the lowered graphs were evaluated in their own precision, the engines were not run"
-        )
-    artifact = build_engines(module, lowered.device, writer.directory, report)
-    sizes = [int(e["weight_bytes"]) for e in artifact.manifest["engines"].values()]
-    return Written(artifact, sum(sizes))
+    def __init__(self, lowered: Lowered, options: CompileOptions) -> None:
+        super().__init__(lowered, options)
+        self.plan = plan_weights(lowered.module, options.weights)
+        self.tensors = self.plan.tensors(lowered.module)
+        self.embedded_bytes = self.plan.embedded_bytes
+        lowered.module.decisions.extend(self.plan.decisions())
+        self._jobs = jobs(lowered.module, lowered.device, self.plan)
+        self._engines: Engines | None = None
+
+    def expect(self, tell: Callable[[Diagnostic], None]) -> None:
+        """See the class."""
+        self._tell([job.estimate for job in self._jobs], tell)
+
+    def prepare(self, site: Site) -> None:
+        """Take engines from the cache; the others must fit into memory."""
+        self._engines = Engines(site.writer.directory, site.cache, site.report)
+        self._tell(self._engines.look_up(self._jobs), site.tell)
+
+    def _tell(self, wanted: Sequence[Estimate], tell: Callable[[Diagnostic], None]) -> None:
+        if wanted:
+            tell(expectation(wanted, available_bytes()))
+
+    def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
+        """See the class."""
+        assert self._engines is not None, "prepare comes first"
+        lowered, module, report = self.lowered, self.lowered.module, site.report
+        if golden is not None:
+            report("evaluate", 0, 1)
+            lowered.checks.extend(map(str, check_lowered(module, golden)))
+            report("evaluate", 1, 1)
+            module.decisions.append(
+                "the lowered graphs were evaluated in their own precision, the engines were not run"
+            )
+        used = file if self.tensors else None
+        return build_engines(module, lowered.device, self.plan, used, self._engines)
+
+
+def shares(lowered: Sequence[Lowered], options: CompileOptions) -> list[Share]:
+    """What each device needs, before anything is written.
+
+    Raises:
+        LegalizeError: A weight has no form in a device's engines.
+    """
+    return [(EngineShare if item.device.library else ModelShare)(item, options) for item in lowered]
+
+
+def stored_weights(parts: Sequence[Share]) -> StoredWeights:
+    """The weight file of all devices: what several of them need lies there once.
+
+    Raises:
+        InternalError: Two devices mean different tensors by one name.
+    """
+    weights = StoredWeights()
+    for part in parts:
+        weights.add(part.lowered.module, part.tensors)
+    return weights
+
+
+def weight_bytes(parts: Sequence[Share]) -> int:
+    """Bytes the weight file and the weights in engines would take."""
+    weights = stored_weights(parts)
+    return (weights.nbytes if weights else 0) + sum(part.embedded_bytes for part in parts)
+
+
+def write_artifacts(site: Site, parts: Sequence[Share], options: CompileOptions) -> Written:
+    """Write the weights once and the engines of each device, and check them as the options say.
+
+    Args:
+        site: Where.
+        parts: Of the devices; their decisions and checks grow.
+        options: What was asked for.
+
+    Raises:
+        InputError: The reference overflows.
+        MismatchError: The numbers of an engine differ from the reference.
+        UnsupportedError: A backend cannot build something.
+        ResourceError: Disk or memory.
+    """
+    writer, report = site.writer, site.report
+    for part in parts:
+        part.prepare(site)
+    weights = stored_weights(parts)
+    file = weights.write(writer.directory, report) if weights else None
+    if file is not None:
+        writer.add_file(WEIGHT_FILE, sha256=file.sha256, nbytes=file.bytes)
+    golden = None if options.verify == "none" else _golden(writer, parts[0].lowered, report)
+    artifacts = tuple(part.write(site, file, golden) for part in parts)
+    embedded = sum(part.embedded_bytes for part in parts)
+    return Written(artifacts, embedded + (file.bytes if file else 0))
 
 
 def _golden(writer: BundleWriter, lowered: Lowered, report: Progress) -> bytes:
-    """Write the golden rows into the bundle."""
+    """Write the golden rows into the bundle: as lifted and rounded, so the same for all devices."""
     report("golden", 0, 1)
     golden = golden_rows(clone_module(lowered.lifted), lowered.manager.passes)
     writer.write_file(GOLDEN_FILE, golden)

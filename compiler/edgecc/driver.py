@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 
 from edgecc.backends.base import Progress
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
+from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
-from edgecc.device_artifact import stored_bytes, write_artifact
+from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
-from edgecc.devices import get_device
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
@@ -59,6 +59,8 @@ def compile(
     dump_ir: str | Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    tell: Callable[[Diagnostic], None] | None = None,
+    cache: ArtifactCache | None = None,
     instruments: Sequence[Instrument] = (),
     check: int = 0,
     **options: Any,
@@ -73,9 +75,13 @@ def compile(
             bundle, which is replaced only when the new one is complete.
         force: Also replace a bundle that holds files of others.
         dry_run: Stop after the passes; write no bundle.
-        dump_ir: Folder for the IR before the first pass and after each.
+        dump_ir: Folder for the IR before the first pass and after each; with several devices, one
+            folder in it for each.
         strict: Refuse checkpoints that give warnings.
         progress: `progress(stage, done, total)`.
+        tell: Told at once what to expect of long builds.
+        cache: Where engines that were built before are taken from, and new ones kept; None builds
+            all, and keeps nothing.
         instruments: Told about every pass, see `edgecc.passes.instruments`.
         check: Compare values before and after each pass on so many sets of random inputs. What
             reproduces a mismatch is written to `dump_ir`, else to the working directory.
@@ -93,8 +99,8 @@ def compile(
         ResourceError: Disk or memory.
     """
     chosen = compile_options(options)
-    device = get_device(chosen.device)
     report = progress or (lambda stage, done, total: None)
+    told = tell or (lambda diagnostic: None)
     source = local_path(target, "target")
     draft = local_path(draft, "draft") if draft is not None else None
     out = writable_path(out if out is not None else _default_output(source), "output")
@@ -107,23 +113,41 @@ def compile(
     check_outputs([p for p in sources if p is not None], out, dump)
     if dry_run:
         check_destination(out, force=force)
-    elif device.library:
-        load_library(device.library)  # told now, and not after minutes of work
+    else:
+        for device in chosen.devices:
+            if device.library:
+                load_library(device.library)  # told now, and not after minutes of work
     with nullcontext() if dry_run else BundleWriter(out, force=force) as writer:
         lifted = module or _lift(source, draft, chosen, report)
         try:
-            manager = pass_manager(
-                device, chosen, report=report, dump=dump, instruments=instruments, check=check
-            )
+            managers = [
+                pass_manager(
+                    device,
+                    chosen,
+                    report=report,
+                    dump=dump / device.name if dump and len(chosen.devices) > 1 else dump,
+                    instruments=instruments,
+                    check=check,
+                )
+                for device in chosen.devices
+            ]
             check_module(lifted, chosen, report)
-            lowered = lower_for(lifted, device, chosen, manager)
+            lowered = [
+                lower_for(lifted, device, chosen, manager)
+                for device, manager in zip(chosen.devices, managers, strict=True)
+            ]
             if strict:
                 _refuse_warnings(findings_of(lifted))
+            parts = shares(lowered, chosen)
             if writer is None:
-                return compile_report(lowered, None, stored_bytes(lowered))
-            written = write_artifact(writer, lowered, chosen, report)
-            bundle = publish(writer, lowered, written.artifact, chosen)
-            return compile_report(lowered, bundle, written.weight_bytes)
+                for part in parts:
+                    part.expect(told)
+                return compile_report(lowered, None, weight_bytes(parts))
+            site = Site(writer, report, told, cache or ArtifactCache(None))
+            written = write_artifacts(site, parts, chosen)
+            bundle = publish(writer, lowered, written.artifacts, chosen)
+            engines = [e for a in written.artifacts for e in a.engines]
+            return compile_report(lowered, bundle, written.weight_bytes, engines)
         finally:
             close_checkpoints(lifted)
 

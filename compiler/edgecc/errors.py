@@ -99,6 +99,10 @@ class EdgeccError(Exception):
         self.diagnostics = diagnostics
         super().__init__("\n".join(d.render() for d in diagnostics))
 
+    def __reduce__(self) -> tuple[type[EdgeccError], tuple[Diagnostic, ...]]:
+        """Pickling keeps the diagnostics: an error may come from another process."""
+        return type(self), self.diagnostics
+
     @property
     def id(self) -> str:
         """The id of the first diagnostic: the stable name of this error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.parser import read_module
 from edgecc.ir.printer import print_node, print_symbol, value_names
 from edgecc.ir.weights import Alias, Derived, Unbound
+
+_LOWERED = re.compile(r"ir/lowered(-\w+)?\.eir")
 
 
 def explain(path: Path, name: str) -> str:
@@ -70,7 +73,8 @@ def _explain_bundle(bundle: Bundle, name: str) -> str:
     pattern = name.removeprefix("@")
     found = [s for s in weights if _matches(s, pattern)]
     if not found:  # aliases, values, and what was fused into other weights are in the IR only
-        texts = [bundle.file(f"ir/{n}.eir") for n in ("lowered", "lifted")]
+        names = [n for n in bundle.manifest["files"] if _LOWERED.fullmatch(n)]
+        texts = [bundle.file(n) for n in (*names, "ir/lifted.eir")]
         bare = pattern.rpartition("/%")[2].removeprefix("%")
         decided = [f"  decided  {d}" for d in bundle.manifest["decisions"] if bare in d]
         return "\n".join([_explain_text(texts, name), *decided])

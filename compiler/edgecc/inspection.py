@@ -155,6 +155,7 @@ def _engine(engine: Mapping[str, Any]) -> dict[str, Any]:
         "size": f"{engine['bytes']} bytes, {engine['weight_bytes']} of weights",
         "inputs": [_port(p) for p in engine["inputs"]],
         "outputs": [_port(p) for p in engine["outputs"]],
+        "bound_weights": f"{len(engine['bound'])} inputs, {engine['bound_bytes']} bytes",
         "profiles": {
             p["name"]: {n: f"{s[0]} to {s[2]}, best {s[1]}" for n, s in p["shapes"].items()}
             for p in engine["profiles"]

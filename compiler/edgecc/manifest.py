@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
 
 import edgecc
-from edgecc.backends.base import Artifact
-from edgecc.devices import Device
+from edgecc.backends.base import Artifact, Holding
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.ir.analysis import call_graph
 from edgecc.ir.core import Json, Module
@@ -17,44 +17,65 @@ from edgecc.ir.weights import Derived, WeightTable
 from edgecc.passes.bind_shared_weights import ROLES, embedding_of, head_of
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceBundle:
+    """What a bundle has for one device.
+
+    Attributes:
+        device: Its name.
+        module: After its passes.
+        artifact: What its backend wrote.
+    """
+
+    device: str
+    module: Module
+    artifact: Artifact
+
+
 def describe(
-    module: Module,
-    artifact: Artifact,
-    device: Device,
+    parts: Sequence[DeviceBundle],
     checkpoints: Mapping[str, Checkpoint],
     *,
-    pipeline: str,
+    pipeline: str | Mapping[str, str],
+    decisions: Sequence[str],
     options: Mapping[str, Json],
 ) -> dict[str, Any]:
     """The manifest without `format`, `version` and `files`, which the writer adds.
 
     Holds no times and no absolute paths: the same inputs give the same bytes.
+
+    Args:
+        parts: Of each device. `entries` are those of the first; each artifact has its own as well.
+        checkpoints: By role.
+        pipeline: The passes as text; by device if there are several.
+        decisions: What was chosen.
+        options: What was asked for.
     """
-    backend = dict(artifact.manifest)
+    first = parts[0]
     entries = {
         name: {
             "inputs": interface["inputs"],
             "outputs": [{k: v for k, v in o.items() if k != "value"} for o in interface["outputs"]],
         }
-        for name, interface in backend["entries"].items()
+        for name, interface in first.artifact.manifest["entries"].items()
     }
-    weights = _weights(module, backend)
+    weights = _weights(parts)
     return {
         "producer": f"edgecc {edgecc.__version__}",
-        "target": module.metadata["target"],
-        "draft": module.metadata.get("draft"),
-        "limits": module.metadata["limits"],
+        "target": first.module.metadata["target"],
+        "draft": first.module.metadata.get("draft"),
+        "limits": first.module.metadata["limits"],
         "entries": entries,
-        "artifacts": {device.name: backend},
+        "artifacts": {part.device: dict(part.artifact.manifest) for part in parts},
         "weights": weights,
-        "shared": _shared(weights, backend["tensors"]),
+        "shared": _shared(weights, parts),
         "provenance": {
             "target": _provenance(checkpoints["target"]),
             "draft": _provenance(checkpoints["draft"]) if "draft" in checkpoints else None,
-            "pipeline": pipeline,
+            "pipeline": pipeline if isinstance(pipeline, str) else dict(pipeline),
             "options": dict(options),
         },
-        "decisions": list(module.decisions),
+        "decisions": list(decisions),
     }
 
 
@@ -62,29 +83,40 @@ def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"name": checkpoint.path.resolve().name, "files": checkpoint.file_digests()}
 
 
-def _weights(module: Module, backend: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Stored weights by symbol: encoding, bytes, origin, role, and the entries that use them."""
+def _weights(parts: Sequence[DeviceBundle]) -> dict[str, dict[str, Any]]:
+    """Stored weights by symbol, of all devices."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for symbol, weight in _device_weights(part.module, part.artifact.weights).items():
+            known = found.setdefault(symbol, weight)
+            known["file"] = known["file"] or weight["file"]
+            known["users"] = sorted({*known["users"], *weight["users"]})
+    return found
+
+
+def _device_weights(module: Module, held: Mapping[str, Holding]) -> dict[str, dict[str, Any]]:
+    """Encoding, bytes, origin, role, and the entries that use them."""
     table = module.weights
     users: dict[str, set[str]] = {}
     calls = call_graph(module)
     for entry in module.entries():
         for name in {entry.name, *nx.descendants(calls, entry.name)}:
             for symbol in module.graphs[name].used_weights():
-                for stored in _stored(table, symbol, backend["tensors"]):
+                for stored in _stored(table, symbol, held):
                     users.setdefault(stored, set()).add(entry.name)
-    roles = _roles(module, backend["tensors"])
+    roles = _roles(module, held)
     return {
         symbol: {
             "encoding": str(weight.encoding),
             "shape": list(weight.shape),
             "bytes": weight.nbytes,
-            "file": backend["weight_file"],
+            "file": held[symbol].file,
             "origin": table.origin(symbol),
             "users": sorted(users.get(symbol, ())),
             "role": roles.get(symbol, "weight"),
         }
         for symbol, weight in table.items()
-        if symbol in backend["tensors"]
+        if symbol in held
     }
 
 
@@ -123,11 +155,12 @@ def _roles(module: Module, tensors: Collection[str]) -> dict[str, str]:
 
 
 def _shared(
-    weights: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Any]]
+    weights: Mapping[str, Mapping[str, Any]], parts: Sequence[DeviceBundle]
 ) -> list[dict[str, Any]]:
-    """Weights that lie in the bundle once for several entries; a plan has copies of its own."""
+    """Weights that several entries use and each device has once; a plan has copies of its own."""
+    copied = {s for part in parts for s, h in part.artifact.weights.items() if h.copies > 1}
     return [
         {"symbol": s, "role": w["role"], "users": w["users"], "bytes": w["bytes"]}
         for s, w in weights.items()
-        if len(w["users"]) > 1 and len(tensors[s].get("engines", ())) < 2
+        if len(w["users"]) > 1 and s not in copied
     ]

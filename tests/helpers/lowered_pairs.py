@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecc.backends.onnx import lower
 from edgecc.backends.onnxruntime import OrtEngine, open_engine
 from edgecc.devices import get_device
 from edgecc.frontends.lift import lift
@@ -21,7 +20,7 @@ from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
 from edgecc.roles import Role
 from helpers.checkpoints import write_draft, write_target
-from helpers.lowering import Files
+from helpers.lowering import Files, lower_onnx
 
 Array: TypeAlias = NDArray[Any]
 
@@ -75,7 +74,7 @@ class LoweredPair:
         passes = default_pipeline(record, keep_draft_logits=draft_outputs, linear_form=form)
         PassManager(passes).run(module, PassContext(record))
         self.module = module
-        self.artifact, self.weights = lower(module, record, folder, lambda *_: None)
+        self.artifact, self.weights = lower_onnx(module, record, folder)
         self.reference: Module = lift(target, draft, options)
         BindSharedWeights().run(self.reference, PassContext())
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from edgecc.backends.base import Artifact
-from edgecc.backends.onnx import lower
+from edgecc.backends.onnx import lower, stored_tensors
 from edgecc.backends.onnxruntime import OrtEngine, open_engine
+from edgecc.backends.stored_weights import StoredWeights
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device, Dialect, get_device
 from edgecc.ir import (
@@ -86,6 +87,14 @@ class GraphBuilder(Builder):
         return self.module.weights.add(symbol, Weight(shape, NVFP4(), source))
 
 
+def lower_onnx(module: Module, device: Device, folder: Path) -> tuple[Artifact, WrittenFile]:
+    """Models and their weight file."""
+    weights = StoredWeights()
+    weights.add(module, stored_tensors(module, device))
+    file = weights.write(folder, lambda *_: None)
+    return lower(module, device, folder, file), file
+
+
 class Files:
     """A folder with the interface of a bundle that engines use."""
 
@@ -109,7 +118,7 @@ class Lowered:
         verify_or_raise(module)
         self.artifact: Artifact
         self.weights: WrittenFile
-        self.artifact, self.weights = lower(module, self.device, folder, lambda *_: None)
+        self.artifact, self.weights = lower_onnx(module, self.device, folder)
         for name in self.artifact.files:
             onnx.checker.check_model(str(folder / name), full_check=True)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecc.cli.cache_options import cache_options, open_cache
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.compile_options import QUANTIZATION_CHOICES
+from edgecc.compile_options import QUANTIZATION_CHOICES, WEIGHTS_CHOICES
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from edgecc.backends.base import BuiltEngine
 
 SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "draft_quantization")
 VLLM_KEYS = (
@@ -68,7 +72,15 @@ VLLM_KEYS = (
 @click.option(
     "--device",
     multiple=True,
-    help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ...  [default: cpu]",
+    help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ... May be given several "
+    "times.  [default: cpu]",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS_CHOICES),
+    default="auto",
+    show_default=True,
+    help="Weights of engines: constants inside of them, or inputs bound at load; auto by size.",
 )
 @click.option(
     "--dtype",
@@ -133,6 +145,7 @@ VLLM_KEYS = (
 @print_ir_options
 @check_option
 @click.option("--timing-json", metavar="FILE", help="Write seconds and sizes per pass.")
+@cache_options
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
@@ -155,9 +168,12 @@ def command(console: Console, **flags: Any) -> int:
         dump_ir=flags["dump_ir"],
         strict=flags["strict"],
         progress=console.progress(),
+        tell=console.finding,
+        cache=open_cache(flags, console.finding),
         instruments=print_ir(console, flags),
         check=flags["check"],
-        device=(flags["device"] or ("cpu",))[0],
+        device=flags["device"] or ("cpu",),
+        weights=flags["weights"],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         num_speculative_tokens=steps,
@@ -174,6 +190,8 @@ def command(console: Console, **flags: Any) -> int:
         console.info(f"  {decision}")
     if flags["dump_pass_pipeline"]:
         console.always(f"pipeline: {report.pipeline}")
+    for engine in report.engines:
+        console.info(f"  {engine}")
     for check in report.checks:
         console.info(f"  checked {check}")
     for remark in report.remarks:
@@ -192,10 +210,22 @@ def command(console: Console, **flags: Any) -> int:
                 "pipeline": report.pipeline,
                 "decisions": list(report.decisions),
                 "findings": [f.id for f in report.findings],
+                "engines": [_engine(e) for e in report.engines],
             }
         )
     size = f"{report.weight_bytes / 1e6:.1f} MB of weights"
     return console.ok(f"{path}: {size}" if path else f"dry run: {size}, nothing written")
+
+
+def _engine(engine: BuiltEngine) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "reason": engine.reason,
+        "cached": engine.cached,
+        "seconds": round(engine.seconds, 3),
+        "estimated_seconds": round(engine.estimated_seconds, 1),
+        "estimated_bytes": engine.estimated_bytes,
+    }
 
 
 def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
@@ -337,8 +367,4 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
     if flags["max_batch_size"] != 1:
         raise UnsupportedError(
             "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
-        )
-    if len(flags["device"]) > 1:
-        raise UnsupportedError(
-            "usage/devices", "a bundle holds the engines of one device", help="compile twice"
         )

@@ -74,6 +74,11 @@ class Console:
         stop_bar()
         click.echo(printable(f"{head}:{rest}", sys.stderr), err=True, color=self.color)
 
+    def finding(self, diagnostic: Diagnostic) -> None:
+        """A finding that is told at once; a note is for people, and not shown when quiet."""
+        if self.verbosity >= 0 or diagnostic.severity is not Severity.NOTE:
+            self.diagnostic(diagnostic)
+
     def ok(self, text: str) -> int:
         """The last line of a command that worked; returns 0."""
         self.info(f"edgecc: ok {text}")
@@ -129,11 +134,20 @@ def printable(text: str, stream: TextIO | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def _named(stage: str) -> tuple[str, str]:
+    """The name under which a stage is shown, and what it is doing now.
+
+    Stages of one kind, such as all passes, are one; each build is one of its own.
+    """
+    name, _, phase = stage.partition(": ")
+    return name if name.startswith("build ") else name.split(" ")[0], phase
+
+
 def _lines() -> Callable[[str, int, int], None]:
     seen: set[str] = set()
 
     def report(stage: str, done: int, total: int) -> None:
-        name = stage.split(" ")[0]
+        name, _ = _named(stage)
         if name not in seen:
             seen.add(name)
             click.echo(f"edgecc: {name}", err=True)
@@ -160,6 +174,7 @@ def _bar() -> Callable[[str, int, int], None]:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[phase]}"),
         console=RichConsole(stderr=True),
         transient=True,
         redirect_stdout=False,  # results must not end up on standard error
@@ -168,12 +183,12 @@ def _bar() -> Callable[[str, int, int], None]:
     tasks: dict[str, TaskID] = {}
 
     def report(stage: str, done: int, total: int) -> None:
-        name = stage.split(" ")[0]
+        name, phase = _named(stage)
         if not _live:
             bar.start()
             _live.append(bar)
         if name not in tasks:
-            tasks[name] = bar.add_task(name, total=total or None)
-        bar.update(tasks[name], completed=done, total=total or None)
+            tasks[name] = bar.add_task(name, total=total or None, phase="")
+        bar.update(tasks[name], completed=done, total=total or None, phase=phase)
 
     return report

@@ -55,6 +55,11 @@ def print_module(
     return "\n".join(lines) + "\n"
 
 
+def print_graph(graph: Graph, *, locations: bool = False) -> str:
+    """One graph of a module as text, without the weights and symbols it refers to."""
+    return "\n".join(_graph(graph, locations)) + "\n"
+
+
 def print_node(node: Node, names: dict[Value, str] | None = None, location: bool = False) -> str:
     """One node as a statement."""
     names = names or {}

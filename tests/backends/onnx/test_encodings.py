@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jsonschema import validate
 
+from edgecc.backends.mapped_weights import WeightFile
 from edgecc.backends.onnxruntime import expand as expansion
-from edgecc.backends.onnxruntime.expand import WeightFile, expand
+from edgecc.backends.onnxruntime.expand import expand
 from edgecc.devices import ONNX_DEVICES
 from edgecc.errors import BundleError
 from edgecc.ir import FP8, NVFP4, DType, Encoding, Int4, Int8, sym

@@ -12,13 +12,14 @@ import pytest
 from onnx import TensorProto, external_data_helper
 from safetensors import safe_open
 
-from edgecc.backends.onnx import lower
+from edgecc.backends.onnx import stored_tensors
+from edgecc.backends.stored_weights import StoredWeights
 from edgecc.devices import ONNX_DEVICES, get_device
 from edgecc.errors import LegalizeError, ResourceError
 from edgecc.ir import sym
 from helpers.checkpoints import read_tensors, write_target
 from helpers.lowered_pairs import FORMS, REAL_DRAFT, REAL_TARGET, LoweredPair
-from helpers.lowering import Array, GraphBuilder, lowered
+from helpers.lowering import Array, GraphBuilder, lower_onnx, lowered
 
 SMALL = 256
 """Bytes of the largest tensor that may lie inside a model."""
@@ -167,7 +168,7 @@ def test_one_model_has_the_head(pair: LoweredPair) -> None:
 
 def test_lowering_again_gives_the_same_bytes(pair: LoweredPair, tmp_path: Path) -> None:
     record = get_device(pair.artifact.manifest["models"]["lm_head"]["file"].partition("-")[0])
-    artifact, weights = lower(pair.module, record, tmp_path, lambda *_: None)
+    artifact, weights = lower_onnx(pair.module, record, tmp_path)
     assert json.dumps(artifact.manifest) == json.dumps(pair.artifact.manifest)
     assert weights.sha256 == pair.weights.sha256
     for name in artifact.files:
@@ -186,7 +187,9 @@ def test_progress_counts_bytes(device: str, tmp_path: Path) -> None:
     w = builder.dense("w", np.ones((300, 64), np.float32))
     builder.give("y", builder.op("linear", builder.take("x", (1, sym("t"), 64)), weights=(w,)))
     seen: list[tuple[str, int, int]] = []
-    lower(builder.module, get_device(device), tmp_path, lambda *args: seen.append(args))
+    weights = StoredWeights()
+    weights.add(builder.module, stored_tensors(builder.module, get_device(device)))
+    weights.write(tmp_path, lambda *args: seen.append(args))
     assert seen[0] == ("weights", 0, 76800)
     assert seen[-1] == ("weights", 76800, 76800)
 

@@ -14,9 +14,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from edgecc.backends.layouts import BLOCK_BYTES
+from edgecc.backends.mapped_weights import WeightFile
 from edgecc.backends.onnxruntime import OrtEngine, open_engine
 from edgecc.backends.onnxruntime import engine as engine_module
-from edgecc.backends.onnxruntime.expand import BLOCK_ROWS_BYTES, WeightFile, expand
+from edgecc.backends.onnxruntime.expand import expand
 from edgecc.errors import BackendError, BundleError, ResourceError, UnsupportedError
 from edgecc.roles import Role
 from helpers.lowered_pairs import LoweredPair, Reference, draft_inputs, target_inputs, write_pair
@@ -370,7 +372,7 @@ def test_narrow_floats_widen_exactly(shape: tuple[int, ...], dtype: Any, tmp_pat
 
 def test_blocks_are_exercised() -> None:
     rows, columns = SIZES[-1]
-    assert 1 < BLOCK_ROWS_BYTES // (4 * columns) < rows
+    assert 1 < BLOCK_BYTES // (4 * columns) < rows
 
 
 def test_closing_twice_and_garbage_is_silent(pair: LoweredPair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from edgecc.backends.tensorrt.builder import Session
 from edgecc.backends.tensorrt.emitter import LOWERINGS
 from edgecc.backends.tensorrt.lower import build
+from edgecc.backends.tensorrt.operands import Operand, graph_operands
+from edgecc.backends.tensorrt.policy import plan_weights
 from edgecc.devices import DEVICES, get_device
 from edgecc.errors import LegalizeError, UnsupportedError
 from edgecc.ir import Builder, Dense, DType, Module, Role, SymbolRange, sym
@@ -161,9 +165,13 @@ def net(make: Callable[[Net], object]) -> Module:
     return builder.module
 
 
-def built(trt, module: Module, device: str, progress=lambda *_: None):
+def built(trt, module: Module, device: str, progress=lambda *_: None, weights="embed"):
     session = Session(trt, get_device(device))
-    return build(session, module, module.graphs["main"], progress)
+    bound = plan_weights(module, weights).bound
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "engine.plan")
+        facts = build(session, module, module.graphs["main"], bound, path, progress)
+        return path.read_bytes(), facts
 
 
 def test_every_op_of_the_records_has_a_lowering_and_a_network():
@@ -171,13 +179,14 @@ def test_every_op_of_the_records_has_a_lowering_and_a_network():
     assert ops == set(LOWERINGS) == set(NETS)
 
 
+@pytest.mark.parametrize("weights", ["embed", "bind"])
 @pytest.mark.parametrize("device", ["sm86", "sm120"])
-def test_each_op_builds(trt, device):
+def test_each_op_builds(trt, device, weights):
     """One builder for all: what it costs is starting it."""
     refused = {}
     for op, make in NETS.items():
         try:
-            plan, _ = built(trt, net(make), device)
+            plan, _ = built(trt, net(make), device, weights=weights)
             assert plan[:4] == b"ptrt" or len(plan) > 1000
         except UnsupportedError as error:
             refused[op] = str(error)
@@ -186,14 +195,30 @@ def test_each_op_builds(trt, device):
 
 FORMS = {
     "nvfp4": (lambda n: n.packed("w"), ["sm120", "sm121"]),
+    "dense": (lambda n: n.dense("w", (64, 64), BF16), ["sm86", "sm89", "sm120"]),
     "fp8": (lambda n: n.rounded("w", parse_encoding("fp8<tensor>")), ["sm89", "sm120"]),
-    "fp8 channel": (lambda n: n.rounded("w", parse_encoding("fp8<channel>")), ["sm89"]),
-    "int8": (lambda n: n.rounded("w", parse_encoding("int8<channel>")), ["sm86", "rtx"]),
+    "fp8 channel": (
+        lambda n: n.rounded("w", parse_encoding("fp8<channel>")),
+        ["sm89", "sm120"],
+    ),
+    "int8": (
+        lambda n: n.rounded("w", parse_encoding("int8<channel>")),
+        ["sm86", "sm89", "sm120", "rtx"],
+    ),
     "int8_block": (
         lambda n: n.module.weights.derive("w8", "int8_codes", (n.packed("w"),)),
-        ["sm86", "sm89", "rtx"],
+        ["sm86", "sm89", "sm120", "rtx"],
     ),
 }
+
+
+def operands(module: Module) -> set[Operand]:
+    return set(graph_operands(module, module.graphs["main"]))
+
+
+def nbytes(item) -> int:
+    bits = {"f4e2m1": 4, "f8e4m3": 8, "i8": 8, "bf16": 16, "f32": 32}
+    return int(np.prod(item["shape"])) * bits[item["dtype"]] // 8
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -202,8 +227,14 @@ def test_forms_of_weights_build_where_the_records_say(trt, form, dtype):
     make, devices = FORMS[form]
     for device in devices:
         kind = form.partition(" ")[0]
-        assert kind in get_device(device).native_linear
-        built(trt, net(lambda n: linear(n, make(n), dtype)), device)
+        assert kind in get_device(device).native_linear | {"dense"}
+        module = net(lambda n: linear(n, make(n), dtype))
+        _, held = built(trt, module, device)
+        _, facts = built(trt, module, device, weights="bind")
+        assert (held["bound"], held["bound_bytes"]) == ([], 0)
+        assert facts["weight_bytes"] == 0
+        assert facts["bound_bytes"] == held["weight_bytes"] == sum(map(nbytes, facts["bound"]))
+        assert {i["name"] for i in facts["bound"]} == {o.name for o in operands(module)}
 
 
 def test_a_packed_weight_stays_packed_in_the_plan(trt):
@@ -219,7 +250,7 @@ def test_a_packed_weight_stays_packed_in_the_plan(trt):
             )
 
         plan, facts = built(trt, net(make), "sm120")
-        assert facts["weight_bytes"] == rows * columns * 9 // 16
+        assert facts["weight_bytes"] == rows * columns * 9 // 16 + 4
         assert len(plan) <= 1.1 * facts["weight_bytes"]
 
 
@@ -249,7 +280,8 @@ def test_two_builds_differ_at_most_in_numbers_of_sizes(trt, name):
 def test_progress_and_interruption(trt):
     seen = []
     built(trt, net(NETS["add"]), "sm86", lambda *step: seen.append(step))
-    assert {stage for stage, *_ in seen} == {"build main"}
+    assert seen[0][0] == "Building engine"
+    assert len({phase for phase, *_ in seen}) > 1
     assert all(0 <= done <= total for _, done, total in seen)
 
     def interrupt(stage, done, total):

@@ -1,0 +1,181 @@
+"""The engines of a bundle: taken from the cache, or built in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeAlias
+
+from edgecc.backends.base import BuiltEngine, Progress
+from edgecc.backends.cache import ArtifactCache, CacheKey
+from edgecc.backends.storage import storage_errors
+from edgecc.backends.tensorrt.child import run_in_child
+from edgecc.backends.tensorrt.estimate import Estimate
+from edgecc.errors import BackendError
+
+ENGINE_FOLDER = "engines"
+"""Of a bundle."""
+
+PLAN = "engine.plan"
+FACTS = "engine.json"
+"""Files of a cache entry: the plan, and what the manifest says about it."""
+
+STEPS = 1000
+"""Steps of a build's progress. Nearly all of its time passes in a few calls that report nothing,
+so the bar goes by the estimate, and the last steps are left for the end."""
+
+Facts: TypeAlias = dict[str, Any]
+"""Of an engine, for the manifest; JSON-compatible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One engine that a bundle needs.
+
+    Attributes:
+        file: The plan, relative to the bundle.
+        key: Gives the cache key, after reading the weights; None if it is unknown what the builder
+            would build for.
+        build: Writes the plan to a path and gives what the manifest says about it. It reports
+            phases of the builder.
+        estimate: Of a build; it has the name of the graph.
+    """
+
+    file: str
+    key: Callable[[], CacheKey | None]
+    build: Callable[[Path, Progress], Facts]
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """An engine that has to be built, and why."""
+
+    job: Job
+    key: CacheKey | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Engines:
+    """Puts engines into a bundle.
+
+    Attributes:
+        directory: Of the unfinished bundle.
+        cache: Where engines are kept; one without a directory keeps nothing.
+        progress: Told about each engine.
+        made: What was done so far.
+    """
+
+    directory: Path
+    cache: ArtifactCache
+    progress: Progress
+    made: list[BuiltEngine] = field(default_factory=list)
+    _found: dict[str, Facts | None] = field(default_factory=dict)
+    _missing: list[_Missing] = field(default_factory=list)
+
+    def look_up(self, jobs: Sequence[Job]) -> list[Estimate]:
+        """Take from the cache what it has.
+
+        Args:
+            jobs: All engines of a device.
+
+        Returns:
+            What building the others is going to take.
+
+        Raises:
+            InputError: A weight cannot be read.
+            ResourceError: The disk refused.
+        """
+        with storage_errors(self.directory):
+            (self.directory / ENGINE_FOLDER).mkdir(exist_ok=True)
+        for done, job in enumerate(jobs):
+            self.progress("cache", done, len(jobs))
+            begin, key = monotonic(), job.key()
+            facts, reason = self._fetch(key, job)
+            self._found[job.estimate.name] = facts
+            if facts is None:
+                self._missing.append(_Missing(job, key, reason))
+            else:
+                self._note(job, reason, True, monotonic() - begin)
+        self.progress("cache", len(jobs), len(jobs))
+        return [item.job.estimate for item in self._missing]
+
+    def build(self) -> dict[str, Facts]:
+        """Build what the cache does not have.
+
+        Returns:
+            What the manifest says about each engine, by name, in the order of the jobs.
+
+        Raises:
+            UnsupportedError: The builder refuses a network.
+            LegalizeError: An op or encoding has no lowering.
+            ResourceError: Disk or memory.
+            BackendError: The builder crashed.
+        """
+        for item in self._missing:
+            begin = monotonic()
+            facts = self._found[item.job.estimate.name] = self._build(item.job, item.key)
+            self._note(item.job, item.reason, False, monotonic() - begin)
+            if item.key is not None:
+                self._keep(item.key, item.job, facts)
+        return {name: facts for name, facts in self._found.items() if facts is not None}
+
+    def _note(self, job: Job, reason: str, cached: bool, seconds: float) -> None:
+        expected = job.estimate
+        self.made.append(
+            BuiltEngine(expected.name, reason, cached, seconds, expected.seconds, expected.bytes)
+        )
+
+    def _fetch(self, key: CacheKey | None, job: Job) -> tuple[Facts | None, str]:
+        """What the cache has for a key, and why it has nothing."""
+        if key is None:
+            reason = "nothing tells the GPU of this machine"
+            expected = job.estimate
+            return None, f"engine {expected.name} for {expected.device} built anew: {reason}"
+        path = self.directory / job.file
+        with storage_errors(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            found = self.cache.get(key, Path(folder))
+            if not found:
+                return None, found.reason
+            facts: Facts = json.loads(Path(folder, FACTS).read_text(encoding="utf-8"))
+            os.replace(Path(folder, PLAN), path)
+        return facts, found.reason
+
+    def _keep(self, key: CacheKey, job: Job, facts: Facts) -> None:
+        if self.cache.directory is None:
+            return
+        path = self.directory / job.file
+        with storage_errors(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            described = Path(folder, FACTS)
+            described.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            self.cache.put(key, {PLAN: path, FACTS: described})
+
+    def _build(self, job: Job, key: CacheKey | None) -> Facts:
+        """Build in a child, which writes the plan: it never comes into this process."""
+        name = f"{job.estimate.name} for {job.estimate.device}"
+        path, begin = self.directory / job.file, monotonic()
+        digest = key.digest if key else None
+        stage, phase = f"build {name}", ""
+
+        def work(report: Progress) -> Facts:
+            return {"file": job.file, "key": digest, **job.build(path, report)}
+
+        def told(text: str, done: int, total: int) -> None:
+            nonlocal phase
+            phase = f": {text.lower()}"
+
+        def tick() -> None:
+            share = min(0.97, (monotonic() - begin) / max(job.estimate.seconds, 0.1))
+            self.progress(stage + phase, int(share * STEPS), STEPS)
+
+        facts = run_in_child(work, told, tick, name=name)
+        if not path.is_file():
+            raise BackendError("tensorrt/no-plan", f"the builder of {name} wrote no plan")
+        self.progress(stage, STEPS, STEPS)
+        return facts
