@@ -11,7 +11,7 @@ from edgecc.devices import get_device
 from edgecc.ir import Builder, DType, Module, Role
 
 
-def test_no_collection_starts_inside_a_callback(trt, monkeypatch):
+def test_no_collection_starts_inside_a_callback(trt, monkeypatch, tmp_path):
     logged, stepped = [], []
 
     def recording(library, errors):
@@ -31,7 +31,8 @@ def test_no_collection_starts_inside_a_callback(trt, monkeypatch):
     x = b.input("x", DType.F32, (2, 3), Role.ACTIVATION)
     b.output(b.op("add", x, x), "y", Role.ACTIVATION)
     graph = b.module.graphs["main"]
-    build(session, b.module, graph, lambda *step: stepped.append(gc.isenabled()))
+    path = tmp_path / "engine.plan"
+    build(session, b.module, graph, (), path, lambda *step: stepped.append(gc.isenabled()))
     assert stepped
     assert not any(logged + stepped)
     assert gc.isenabled()
