@@ -23,6 +23,7 @@ from edgecc.memory_weights import WeightBytes, engine_weights, model_weights
 from edgecc.passes.base import PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
+from helpers.command_line import in_process
 from helpers.goldens import DRAFT, TARGET
 from helpers.lowered_pairs import write_pair
 
@@ -234,3 +235,19 @@ def test_against_what_the_engine_takes(on_cpu: Module, tmp_path: Path) -> None:
     assert rest > plan.total.caches
     planned = plan.total_bytes - plan.total.mapped
     assert 0.95 * planned < weights + rest < planned + SESSIONS * ROUNDED_UP
+
+
+def test_a_dry_run_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run = in_process(capsys)
+    command = ["compile", str(TARGET), "--draft", str(DRAFT), "--dry-run", "--json"]
+    command += ["--device", "cpu", "--device", "sm120"]
+    found = run(*command)
+    assert found.code == 0
+    plans = json.loads(found.out)["memory"]
+    assert [plan["device"] for plan in plans] == ["cpu", "sm120"]
+    assert [part["name"] for part in plans[0]["parts"]] == ["target", "draft", "lm_head"]
+    shown = run(*[word for word in command if word != "--json"]).err
+    total = f"{plans[1]['total_bytes'] / 1e6:.1f}"
+    assert any(
+        line.split()[:1] == ["total"] and line.endswith(f" {total}") for line in shown.splitlines()
+    )
