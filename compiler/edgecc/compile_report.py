@@ -11,6 +11,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.checkpoints import findings_of
 from edgecc.device_lowering import Lowered
 from edgecc.errors import Diagnostic
+from edgecc.memory_plan import MemoryPlan
 from edgecc.passes.base import Remark
 from edgecc.passes.manager import PassTiming
 
@@ -33,6 +34,7 @@ class CompileReport:
         checks: How the engine compared with the reference, one line each; empty if it was not.
         unchecked: Outputs that `check` could not compare, and why, one line each.
         engines: How engines were made; empty where none are built.
+        memory: What running takes, by device.
     """
 
     bundle: Bundle | None
@@ -45,6 +47,7 @@ class CompileReport:
     checks: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     engines: tuple[BuiltEngine, ...] = ()
+    memory: tuple[MemoryPlan, ...] = ()
 
 
 def compile_report(
@@ -52,6 +55,7 @@ def compile_report(
     bundle: Bundle | None,
     weight_bytes: int,
     engines: Sequence[BuiltEngine] = (),
+    memory: Sequence[MemoryPlan] = (),
 ) -> CompileReport:
     """The report on modules that were lowered, and written if there is a bundle.
 
@@ -60,6 +64,7 @@ def compile_report(
         bundle: What was written.
         weight_bytes: Bytes of its weights.
         engines: How its engines were made.
+        memory: What running takes, by device.
     """
     return CompileReport(
         bundle=bundle,
@@ -72,6 +77,7 @@ def compile_report(
         checks=tuple(_named([(x.device.name, x.checks) for x in lowered])),
         unchecked=tuple(_named([(x.device.name, x.manager.unchecked()) for x in lowered])),
         engines=tuple(engines),
+        memory=tuple(memory),
     )
 
 

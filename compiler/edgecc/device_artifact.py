@@ -26,6 +26,8 @@ from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
 from edgecc.lowered_check import check_lowered
+from edgecc.memory_plan import MemoryPlan, plan_memory
+from edgecc.memory_weights import WeightBytes, engine_weights, model_weights
 
 ENGINE_CHECK_BYTES = 64 << 20
 """`verify="fast"` opens the engine only if it computes with fewer bytes of weights than this.
@@ -82,6 +84,14 @@ class Share:
         self.options = options
         self.tensors: list[StoredTensor] = []
 
+    def memory(self) -> MemoryPlan:
+        """What running it takes."""
+        return plan_memory(self.lowered.module, self.lowered.device, self._weights())
+
+    def _weights(self) -> dict[str, WeightBytes]:
+        """Bytes of weights by graph."""
+        raise NotImplementedError
+
     def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """Tell what writing would take, where that is much.
 
@@ -114,6 +124,9 @@ class ModelShare(Share):
         super().__init__(lowered, options)
         self.tensors = stored_tensors(lowered.module, lowered.device)
 
+    def _weights(self) -> dict[str, WeightBytes]:
+        return model_weights(self.lowered.module)
+
     def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """See the class."""
         assert file is not None
@@ -143,6 +156,9 @@ class EngineShare(Share):
         lowered.module.decisions.extend(self.plan.decisions())
         self._jobs = jobs(lowered.module, lowered.device, self.plan)
         self._engines: Engines | None = None
+
+    def _weights(self) -> dict[str, WeightBytes]:
+        return engine_weights(self.lowered.module, self.plan)
 
     def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """See the class."""

@@ -139,15 +139,16 @@ def compile(
             if strict:
                 _refuse_warnings(findings_of(lifted))
             parts = shares(lowered, chosen)
+            memory = [part.memory() for part in parts]
             if writer is None:
                 for part in parts:
                     part.expect(told)
-                return compile_report(lowered, None, weight_bytes(parts))
+                return compile_report(lowered, None, weight_bytes(parts), memory=memory)
             site = Site(writer, report, told, cache or ArtifactCache(None))
             written = write_artifacts(site, parts, chosen)
             bundle = publish(writer, lowered, written.artifacts, chosen)
             engines = [e for a in written.artifacts for e in a.engines]
-            return compile_report(lowered, bundle, written.weight_bytes, engines)
+            return compile_report(lowered, bundle, written.weight_bytes, engines, memory)
         finally:
             close_checkpoints(lifted)
 

@@ -12,6 +12,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+_E4M3_VALUES: NDArray[np.float32] = (
+    np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+)
+
 
 def dequantize(
     values: NDArray[Any], scale: NDArray[Any], block: tuple[int, int] | None = None
@@ -27,7 +31,7 @@ def dequantize(
     Returns:
         f32 `[N, K]`.
     """
-    out = values.astype(np.float32)
+    out: NDArray[np.float32] = _E4M3_VALUES[values.view(np.uint8)]  # faster than converting
     return np.multiply(out, _spread(scale.astype(np.float32), out.shape, block), out=out)
 
 

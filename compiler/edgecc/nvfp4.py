@@ -23,14 +23,21 @@ Code 8, minus zero, reads as +0 like in ModelOpt, so that 8-bit integer codes ca
 """
 
 _BYTES = np.arange(256)
-_PAIRS = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], axis=1)
 _INT8_CODES = (128 + 2 * E2M1_VALUES).astype(np.uint8)
-_INT8_PAIRS = np.stack([_INT8_CODES[_BYTES & 15], _INT8_CODES[_BYTES >> 4]], axis=1)
+
+
+def _words(values: NDArray[Any], word: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """Both elements of each byte as one word: faster to look up than rows of a table."""
+    return np.stack([values[_BYTES & 15], values[_BYTES >> 4]], axis=1).view(word)[:, 0]
+
+
+_PAIRS = _words(E2M1_VALUES, np.uint64)
+_INT8_PAIRS = _words(_INT8_CODES, np.uint16)
 
 
 def unpack_e2m1(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
     """E2M1 values of packed bytes, low nibble first: u8 `[N, K/2]` to f32 `[N, K]`."""
-    return _PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
+    return _PAIRS[np.ascontiguousarray(packed)].view(np.float32)
 
 
 def block_scales(
@@ -70,7 +77,7 @@ def int8_codes(
     Returns:
         Codes u8 `[N, K]` and scales f32 `[N, K/block]`.
     """
-    codes = _INT8_PAIRS[packed].reshape(packed.shape[0], 2 * packed.shape[1])
+    codes = _INT8_PAIRS[np.ascontiguousarray(packed)].view(np.uint8)
     return codes, block_scales(scale, global_scale) * np.float32(0.5)
 
 

@@ -43,11 +43,12 @@ def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> N
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         scales = checkpoint.read(key, start, stop).view(np.uint8)
-        bad = (scales >= 0x80) | (scales == 0x7F)
-        if bad.any():
+        # Maximum and minimum are ten times as fast as comparing: this reads gigabytes.
+        if scales.size and scales.max() >= 0x7F:
+            bad = (scales >= 0x80) | (scales == 0x7F)
             _fail(checkpoint, weight, block, bad, start, scales)
-        zero = scales == 0
-        if zero.any():
+        if scales.size and scales.min() == 0:
+            zero = scales == 0
             packed = checkpoint.read(weight.parts["weight"], start, stop)
             lossy = zero & _filled_blocks(packed, block)
             if lossy.any():
@@ -74,8 +75,9 @@ def _check_elements(checkpoint: Checkpoint, key: str) -> None:
     step = max(1, _CHUNK // max(columns, 1))
     for start in range(0, rows, step):
         codes = checkpoint.read(key, start, min(rows, start + step)).view(np.uint8)
-        bad = (codes & 0x7F) == 0x7F
-        if bad.any():
+        magnitudes = codes & 0x7F
+        if magnitudes.size and magnitudes.max() == 0x7F:
+            bad = magnitudes == 0x7F
             row, column = (int(i) for i in np.argwhere(bad)[0])
             raise InputError(
                 "checkpoint/not-finite",

@@ -19,6 +19,7 @@ from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_m
 
 if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine
+    from edgecc.compile_report import CompileReport
 
 SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "draft_quantization")
 VLLM_KEYS = (
@@ -193,20 +194,7 @@ def command(console: Console, **flags: Any) -> int:
         pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )
-    for finding in report.findings:
-        console.diagnostic(finding)
-    for decision in report.decisions:
-        console.info(f"  {decision}")
-    if flags["dump_pass_pipeline"]:
-        console.always(f"pipeline: {report.pipeline}")
-    for engine in report.engines:
-        console.info(f"  {engine}")
-    for check in report.checks:
-        console.info(f"  checked {check}")
-    for remark in report.remarks:
-        console.detail(f"  {remark}")
-    for line in report.unchecked:
-        console.detail(f"  {line}")
+    _tell(console, report, pipeline=flags["dump_pass_pipeline"])
     if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
         timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -220,10 +208,32 @@ def command(console: Console, **flags: Any) -> int:
                 "decisions": list(report.decisions),
                 "findings": [f.id for f in report.findings],
                 "engines": [_engine(e) for e in report.engines],
+                "memory": [plan.as_json() for plan in report.memory],
             }
         )
     size = f"{report.weight_bytes / 1e6:.1f} MB of weights"
     return console.ok(f"{path}: {size}" if path else f"dry run: {size}, nothing written")
+
+
+def _tell(console: Console, report: CompileReport, *, pipeline: bool) -> None:
+    """Print what a compile found out and did."""
+    for finding in report.findings:
+        console.diagnostic(finding)
+    for decision in report.decisions:
+        console.info(f"  {decision}")
+    if pipeline:
+        console.always(f"pipeline: {report.pipeline}")
+    for engine in report.engines:
+        console.info(f"  {engine}")
+    if report.bundle is None:
+        for line in (line for plan in report.memory for line in plan.lines()):
+            console.info(f"  {line}")
+    for check in report.checks:
+        console.info(f"  checked {check}")
+    for remark in report.remarks:
+        console.detail(f"  {remark}")
+    for line in report.unchecked:
+        console.detail(f"  {line}")
 
 
 def _engine(engine: BuiltEngine) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgecc.backends.artifact import check_artifact
 from edgecc.backends.onnxruntime import OrtEngine
-from edgecc.backends.onnxruntime.artifact import check_artifact
 from edgecc.backends.runtime import Session
 from edgecc.errors import BundleError, RequestError
 from edgecc.roles import Role
@@ -198,7 +198,7 @@ def test_an_artifact_with_states_has_what_they_need(hybrid: Hybrid, role: str) -
         {**p, "role": "activation"} if p["role"] == role else p for p in target["inputs"]
     ]
     with pytest.raises(BundleError, match=f"it has states and no input {role}"):
-        check_artifact({**manifest, "entries": entries})
+        check_artifact({**manifest, "entries": entries}, "edgecc.backends.onnxruntime", "models")
 
 
 def test_a_state_of_unknown_size_is_refused(hybrid: Hybrid) -> None:
@@ -209,7 +209,7 @@ def test_a_state_of_unknown_size_is_refused(hybrid: Hybrid) -> None:
         {**p, "shape": ["b", "n", 3]} if p["role"] == "state" else p for p in target["inputs"]
     ]
     with pytest.raises(BundleError, match=r"state 'conv_state\.\d' has shape"):
-        check_artifact({**manifest, "entries": entries})
+        check_artifact({**manifest, "entries": entries}, "edgecc.backends.onnxruntime", "models")
 
 
 def test_engines_of_one_bundle_have_states_of_their_own(hybrid: Hybrid) -> None:

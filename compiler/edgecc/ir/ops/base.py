@@ -80,10 +80,15 @@ class WeightView:
         return self._cast(table)[inverse.reshape(indices.shape)]
 
     def blocks(self) -> Iterator[tuple[int, int, Array]]:
-        """Blocks of rows `(start, stop, values)`; fewer than `stop - start` rows repeat."""
+        """Blocks of rows `(start, stop, values)`; fewer than `stop - start` rows repeat.
+
+        They may lie in the file, so they are not to be written to.
+        """
         encoding = self.weight.encoding
         for start, stop, parts in self._table.row_blocks(self.symbol):
-            yield start, stop, self._cast(encoding.dequantize(parts))
+            values = encoding.dequantize(parts)
+            is_float = values.dtype.kind == "f"
+            yield start, stop, values.astype(self._dtype, copy=False) if is_float else values
 
     def _cast(self, array: Array) -> Array:
         return array.astype(self._dtype) if array.dtype.kind == "f" else array
