@@ -24,6 +24,7 @@ _MOVES = ("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "
 NARROW = frozenset(
     (
         *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("layer_norm", "gelu", "multi_axis_rope", "multi_head_attention", "merge_rows"),
         *_MOVES,
     )
 )

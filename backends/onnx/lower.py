@@ -16,6 +16,7 @@ from edgecc.backends.onnx import (  # noqa: F401 (registers the lowerings)
     norm,
     sampling,
     shape,
+    vision,
 )
 from edgecc.backends.onnx.emitter import Emitter
 from edgecc.backends.onnx.program import interface, program

@@ -19,6 +19,7 @@ from edgecc.backends.torch import (
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.backends.torch.tensors import numpy_dtype, round_to, to_array, to_tensor, torch_dtype
@@ -34,7 +35,18 @@ Tensors: TypeAlias = Mapping[str, Array | Tensor]
 
 KERNELS: Mapping[str, Kernel] = {
     name: kernel
-    for family in (matmul, norm, elementwise, attention, state, shape, sampling, control, constant)
+    for family in (
+        matmul,
+        norm,
+        elementwise,
+        attention,
+        state,
+        shape,
+        sampling,
+        control,
+        constant,
+        vision,
+    )
     for name, kernel in family.KERNELS.items()
 }
 """Every kernel by the name of its op."""

@@ -10,6 +10,7 @@ from edgecc.testing.families import (
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.testing.rules import Rule
 
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = tuple(
         state,
         constant,
         control,
+        vision,
     )
     for rule in family.RULES
 )
