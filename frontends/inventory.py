@@ -129,12 +129,15 @@ def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str |
     return f"{checkpoint.role}: {len(unused)} tensors are not used: {shown}"
 
 
-def left_out(weights: ModuleWeights, parts: Mapping[str, Sequence[str]]) -> list[str]:
+def left_out(
+    weights: ModuleWeights, parts: Mapping[str, Sequence[str]], built: str = "language model is"
+) -> list[str]:
     """One line for each part of a checkpoint that is knowingly not built.
 
     Args:
         weights: Of the network, once it is built.
         parts: Names of the parts and globs of their tensors.
+        built: What is, with its verb.
     """
     lines = []
     for part, patterns in parts.items():
@@ -142,8 +145,8 @@ def left_out(weights: ModuleWeights, parts: Mapping[str, Sequence[str]]) -> list
         if known:
             count = f"{len(known)} tensor{'s' if len(known) > 1 else ''}"
             lines.append(
-                f"{weights.checkpoint.role}: the {part} ({count}) is left out: only the language "
-                "model is built"
+                f"{weights.checkpoint.role}: the {part} ({count}) is left out: only the {built} "
+                "built"
             )
     return lines
 

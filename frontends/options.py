@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COMPONENTS = ("text", "all")
+"""Which parts of a multimodal target: its language model alone, or all there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiftOptions:
@@ -15,12 +18,15 @@ class LiftOptions:
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
+        components: `text` builds the language model of a multimodal target; `all` also its vision
+            tower, and a language model that reads images.
     """
 
     max_model_len: int | None = None
     max_input_len: int | None = None
     prefill_chunk: int = 128
     num_speculative_tokens: int | None = None
+    components: str = "text"
 
 
 DEFAULT_MODEL_LEN = 8192

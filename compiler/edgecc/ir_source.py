@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -187,9 +186,13 @@ def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
     steps = draft.get("num_speculative_tokens")
-    sizes = {name: int(str(limits[name])) for name in FIXED}
-    return replace(
-        LiftOptions(**sizes), num_speculative_tokens=steps if isinstance(steps, int) else None
+    length, prompt, chunk = (int(str(limits[name])) for name in FIXED)
+    return LiftOptions(
+        max_model_len=length,
+        max_input_len=prompt,
+        prefill_chunk=chunk,
+        num_speculative_tokens=steps if isinstance(steps, int) else None,
+        components="all" if "vision" in module.graphs else "text",
     )
 
 
