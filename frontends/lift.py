@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,16 +133,18 @@ def _lift_target(
     # One row more than the runtime may use: engines pad single-row calls.
     capacity = sizes.length + 1
     left, built = frontend.left_out, "language model is"
+    owned: Sequence[str] = ()
     if (vision := _vision(frontend, weights, options)) is not None:
         vision.build_target(weights, config, taps, capacity)
         module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
         module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
         left = {part: globs for part, globs in left.items() if part != vision.part}
         built = f"language model and the {vision.part} are"
+        owned = frontend.left_out[vision.part]
     else:
         frontend.build(weights, config, taps, capacity)
     ignorable = [pattern for patterns in left.values() for pattern in patterns]
-    _note(module, weights, check_unread(weights, ignorable))
+    _note(module, weights, check_unread(weights, ignorable, owned))
     module.decisions.extend(left_out(weights, left, built))
     bias_findings(checkpoint, names, config)
     module.metadata["target"] = {

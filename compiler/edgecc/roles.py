@@ -30,7 +30,7 @@ class Role(StrEnum):
     Outputs of an EAGLE3 draft: PROPOSALS i64 `[b, N]` (ids of the target), optionally DRAFT_LOGITS
     f32 `[b, N, Vd]` (over the draft's own vocabulary), KV_CACHE.
     Targets that read images also have the inputs POSITIONS i64 `[3, b, t]` (time, row and column of
-    each token, three times its number in text), IMAGE_FEATURES f32 `[n, H]` and IMAGE_ROWS i64
+    each token, three times its number in text), IMAGE_FEATURES f32 `[1, n, H]` and IMAGE_ROWS i64
     `[b, t]` (for each token the row of IMAGE_FEATURES that takes the place of its embedding, or
     -1).
     Inputs of a vision tower, for one image that becomes m tokens of four patches: PIXEL_VALUES f32

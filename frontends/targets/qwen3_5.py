@@ -72,8 +72,8 @@ def build(
     any), caches and states.
 
     With `images` there are three more inputs: positions i64 `[3, b, t]` (time, row, column),
-    image_features f32 `[n, H]` and image_rows i64 `[b, t]`, the row of image_features that stands
-    for a token, or -1.
+    image_features f32 `[1, n, H]` and image_rows i64 `[b, t]`, the row of image_features that
+    stands for a token, or -1.
 
     Args:
         weights: Tensors of the checkpoint.
@@ -115,16 +115,18 @@ class _TargetBuilder(DecoderBuilder):
         ids = b.input("token_ids", DType.I64, (sym("b"), sym("t")), Role.TOKEN_IDS)
         self.start = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
         rows = b.input("logit_rows", DType.I64, (sym("r"),), Role.LOGIT_ROWS)
-        images = self._image_inputs() if self.axes else ()
+        images = self._image_inputs() if self.axes else None
         memories = [self._memory(i) for i in range(config.num_hidden_layers)]
         table = self.weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         b.at("target: model.embed_tokens")
-        if not self.axes:
+        if images is None:
             self.positions = b.op("position_ids", self.start, ids, name="positions")
         self.length = b.op("advance", self.start, ids, name="length")
         x = b.op("embedding", ids, weights=(table,), name="x")
-        if self.axes:
-            x = b.op("replace_rows", x, *images, name="x")
+        if images is not None:
+            features, where = images
+            features = b.op("squeeze", features, attrs=AxisAttributes(0), name="features")
+            x = b.op("replace_rows", x, features, where, name="x")
         tapped = {-1: x}
         updated: list[tuple[Value, Value]] = []
         for i, memory in enumerate(memories):
@@ -150,7 +152,7 @@ class _TargetBuilder(DecoderBuilder):
         """Positions, which every layer reads; features of images and where they go."""
         b, tokens = self.b, (sym("b"), sym("t"))
         self.positions = b.input("positions", DType.I64, (3, *tokens), Role.POSITIONS)
-        shape = (sym("n"), self.config.hidden_size)
+        shape = (1, sym("n"), self.config.hidden_size)
         features = b.input("image_features", DType.F32, shape, Role.IMAGE_FEATURES)
         return features, b.input("image_rows", DType.I64, tokens, Role.IMAGE_ROWS)
 
