@@ -25,7 +25,7 @@ Pixels: TypeAlias = NDArray[np.uint8]
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image"
 """A file, the bytes of one, or an image that Pillow has opened."""
 
-FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is opened. Of animations and of files with several pages, the first one."""
 
 MAX_AREA = 89_478_485
