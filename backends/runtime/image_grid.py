@@ -135,5 +135,5 @@ def _neighbours(
     source = places.astype(np.float32) * span / divisor
     first = np.floor(source).astype(np.int64)
     second = np.minimum(first + 1, grid_size - 1)
-    beyond = source - np.floor(source)
-    return (first, second), (np.float32(1) - beyond, beyond)
+    before = np.float32(1) - (source - np.floor(source))
+    return (first, second), (before, np.float32(1) - before)
