@@ -18,6 +18,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     norm,
     sampling,
     shape,
+    vision,
 )
 from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter
