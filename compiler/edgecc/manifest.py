@@ -43,6 +43,7 @@ def describe(
         "producer": f"edgecc {edgecc.__version__}",
         "target": module.metadata["target"],
         "draft": module.metadata.get("draft"),
+        **({"vision": vision} if (vision := module.metadata.get("vision")) else {}),
         "limits": module.metadata["limits"],
         "entries": entries,
         "artifacts": {device.name: backend},
