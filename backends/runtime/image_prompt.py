@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgecc.backends.base import IntArray
+from edgecc.backends.base import Array, FloatArray, IntArray, Role
 from edgecc.backends.runtime.image_config import ImageConfig
 from edgecc.backends.runtime.image_grid import Grid
 from edgecc.errors import RequestError
@@ -51,6 +51,32 @@ class ImagePrompt:
         inside = self.feature_rows[first : first + count]
         rows[: len(inside)] = inside
         return rows
+
+    def inputs_from(self, first: int, count: int, features: FloatArray) -> dict[Role, Array]:
+        """What a target that reads images takes besides its other inputs, for some of its tokens.
+
+        Args:
+            first: Number of the first token, in the prompt or after it.
+            count: How many tokens.
+            features: Of all images together, f32 `[m, H]`; those that the tokens need are passed
+                on, and one row that none of them reads if they need none.
+
+        Returns:
+            Positions i64 `[3, 1, count]`, features f32 `[1, n, H]` and their rows i64 `[1, count]`.
+        """
+        rows = self.rows_from(first, count)
+        used = rows[rows >= 0]
+        if used.size:
+            low, high = int(used[0]), int(used[-1]) + 1
+            rows = np.where(rows >= 0, rows - low, -1)
+            needed = features[low:high]
+        else:
+            needed = np.zeros((1, features.shape[1]), dtype=np.float32)
+        return {
+            Role.POSITIONS: self.positions_from(first, count)[:, None],
+            Role.IMAGE_FEATURES: np.ascontiguousarray(needed[None]),
+            Role.IMAGE_ROWS: rows[None],
+        }
 
 
 def expand(

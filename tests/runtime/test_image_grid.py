@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgecc.backends.base import Role
 from edgecc.backends.runtime.image_config import ImageConfig
 from edgecc.backends.runtime.image_grid import (
     Grid,
@@ -145,6 +146,30 @@ def test_positions_of_a_known_prompt() -> None:
     assert prompt.rows_from(7, 5).tolist() == [4, 5, -1, -1, -1]
     assert prompt.positions_from(20, 1).tolist() == [[17]] * 3
     assert prompt.rows_from(20, 2).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 99])
+def test_inputs_of_the_target_in_chunks(chunk: int) -> None:
+    """Each token finds the features it would find in one call; calls without images get a row."""
+    prompt = expand([9, 1, 2, 9, 9, 3, 4], [Grid(2, 4, 2), Grid(2, 2, 2), Grid(4, 4, 2)], CONFIG)
+    features = np.arange(7 * 3, dtype=np.float32).reshape(7, 3)
+    for first in range(0, 14, chunk):
+        inputs = prompt.inputs_from(first, chunk, features)
+        shown, rows = inputs[Role.IMAGE_FEATURES], inputs[Role.IMAGE_ROWS]
+        assert shown.dtype == np.float32
+        assert shown.shape[0] == 1
+        assert 1 <= shown.shape[1] <= max(chunk, 1)
+        assert rows.shape == (1, chunk)
+        assert rows.max() < shown.shape[1]
+        whole = prompt.rows_from(first, chunk)
+        for row, expected in zip(rows[0], whole, strict=True):
+            assert (row < 0) == (expected < 0)
+            assert row < 0 or shown[0, row].tolist() == features[expected].tolist()
+        assert inputs[Role.POSITIONS].shape == (3, 1, chunk)
+    none = expand([1, 2], [], CONFIG).inputs_from(0, 2, np.zeros((0, 3), np.float32))
+    assert none[Role.IMAGE_FEATURES].shape == (1, 1, 3)
+    assert none[Role.IMAGE_ROWS].tolist() == [[-1, -1]]
+    assert none[Role.POSITIONS][:, 0].tolist() == [[0, 1]] * 3
 
 
 def test_images_side_by_side_and_at_the_ends() -> None:

@@ -98,9 +98,7 @@ def test_logits_of_text_with_images(engine: Engine, chunk: int) -> None:
                 Role.TOKEN_IDS: ids[None],
                 Role.CACHE_LENGTH: np.array([first]),
                 Role.LOGIT_ROWS: np.arange(len(ids)),
-                Role.POSITIONS: prompt.positions_from(first, len(ids))[:, None],
-                Role.IMAGE_FEATURES: features[None],
-                Role.IMAGE_ROWS: prompt.rows_from(first, len(ids))[None],
+                **prompt.inputs_from(first, len(ids), features),
             },
             [Role.LOGITS],
         )
