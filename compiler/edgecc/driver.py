@@ -107,10 +107,13 @@ def lift(
     *,
     max_model_len: int | None = None,
     num_speculative_tokens: int | None = None,
+    components: str = "text",
 ) -> Module:
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
     options = LiftOptions(
-        max_model_len=max_model_len, num_speculative_tokens=num_speculative_tokens
+        max_model_len=max_model_len,
+        num_speculative_tokens=num_speculative_tokens,
+        components=components,
     )
     return lift_checkpoints(target, draft, options)
 
@@ -435,11 +438,19 @@ def _check_needs_draft(options: CompileOptions, draft: bool) -> None:
 
 
 def _check_method(module: Module) -> None:
-    """The runtime drives the draft's method.
+    """The runtime drives the draft's method, and what the target reads.
 
     Raises:
         UnsupportedError: It does not, yet.
     """
+    if "vision" in module.graphs:
+        raise UnsupportedError(
+            "vision/no-runtime",
+            "a target that reads images: lifting and evaluating work, the runtime does not drive "
+            "it yet",
+            where="graph @vision",
+            help="lift with --components text to compile the language model",
+        )
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
     if method not in (None, *RUNTIME_METHODS):
