@@ -78,7 +78,7 @@ def _source(part: Mapping[str, Any], where: str, *, allow_files: bool) -> ImageS
             where=where,
             help='for example {"type": "image", "image": "cat.png"}',
         )
-    image = part["image"]
+    image: ImageSource = part["image"]
     if isinstance(image, str) and image[:5].lower() == "data:":
         return _decoded(image, f"{where}.image")
     if not allow_files and not isinstance(image, bytes):
@@ -88,7 +88,7 @@ def _source(part: Mapping[str, Any], where: str, *, allow_files: bool) -> ImageS
             where=f"{where}.image",
             help="send it as a data URL: data:image/png;base64,...",
         )
-    return image  # type: ignore[no-any-return]
+    return image
 
 
 def _decoded(url: object, where: str) -> bytes:
