@@ -252,6 +252,8 @@ def _contradictions(manifest: Mapping[str, Any]) -> Iterator[str]:
         for port in entry["outputs"]:
             if port["alias"] is not None and port["alias"] not in inputs:
                 yield f"entries.{name}: output {port['name']!r} aliases no input {port['alias']!r}"
+    if "vision" in manifest and "vision" not in manifest["entries"]:
+        yield "entries: 'vision' is missing, but `vision` describes one"
     if manifest["draft"] is not None and "draft" not in manifest["entries"]:
         yield "entries: 'draft' is missing, but `draft` describes one"
     if manifest["target"]["num_tokens"] > manifest["target"]["vocab_size"]:

@@ -91,12 +91,15 @@ def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConf
             )
 
 
-def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str | None:
+def check_unread(
+    weights: ModuleWeights, ignorable: Sequence[str] = (), built: Sequence[str] = ()
+) -> str | None:
     """Look at the tensors that nothing has asked for, once a network is built.
 
     Args:
         weights: Of the network.
         ignorable: Globs of names that are expected to be left over, besides `IGNORABLE`.
+        built: Globs of names that belong to the network besides those of its layers.
 
     Returns:
         A line that lists those of no known use, None if there are none.
@@ -112,7 +115,11 @@ def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str |
         name
         for name in unused
         if 0 not in checkpoint.tensors[name].shape
-        and (name.rpartition(".")[0] in read or _LAYER.match(canonical.get(name, name)))
+        and (
+            name.rpartition(".")[0] in read
+            or _LAYER.match(canonical.get(name, name))
+            or any(fnmatch.fnmatchcase(name, pattern) for pattern in built)
+        )
     ]
     if lost:
         raise UnsupportedError(
@@ -129,12 +136,15 @@ def check_unread(weights: ModuleWeights, ignorable: Sequence[str] = ()) -> str |
     return f"{checkpoint.role}: {len(unused)} tensors are not used: {shown}"
 
 
-def left_out(weights: ModuleWeights, parts: Mapping[str, Sequence[str]]) -> list[str]:
+def left_out(
+    weights: ModuleWeights, parts: Mapping[str, Sequence[str]], built: str = "language model is"
+) -> list[str]:
     """One line for each part of a checkpoint that is knowingly not built.
 
     Args:
         weights: Of the network, once it is built.
         parts: Names of the parts and globs of their tensors.
+        built: What is, with its verb.
     """
     lines = []
     for part, patterns in parts.items():
@@ -142,8 +152,8 @@ def left_out(weights: ModuleWeights, parts: Mapping[str, Sequence[str]]) -> list
         if known:
             count = f"{len(known)} tensor{'s' if len(known) > 1 else ''}"
             lines.append(
-                f"{weights.checkpoint.role}: the {part} ({count}) is left out: only the language "
-                "model is built"
+                f"{weights.checkpoint.role}: the {part} ({count}) is left out: only the {built} "
+                "built"
             )
     return lines
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgecc.errors import InputError, UsageError
@@ -12,9 +14,14 @@ from edgecc.frontends.drafts.base import IGNORABLE, Draft, DraftSize
 from edgecc.frontends.drafts.names import canonical_names
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.options import DEFAULT_INPUT_LEN, DEFAULT_MODEL_LEN, LiftOptions
+from edgecc.frontends.options import (
+    COMPONENTS,
+    DEFAULT_INPUT_LEN,
+    DEFAULT_MODEL_LEN,
+    LiftOptions,
+)
 from edgecc.frontends.quantization import read_quantization
-from edgecc.frontends.targets import get_target
+from edgecc.frontends.targets import TargetFrontend, VisionFrontend, get_target
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
@@ -42,6 +49,12 @@ def lift(
         UnsupportedError: An architecture, variant or encoding without a frontend.
         UsageError: Sizes that contradict each other or the checkpoints.
     """
+    if options.components not in COMPONENTS:
+        raise UsageError(
+            "usage/bad-choice",
+            f"components is {options.components!r}",
+            help=f"choose one of {', '.join(COMPONENTS)}",
+        )
     if target is None and draft is None:
         raise UsageError("usage/nothing-to-lift", "give a target, a draft, or both")
     target_ckpt = Checkpoint.open(target, role="target") if target is not None else None
@@ -72,8 +85,8 @@ def lift(
     if target_ckpt is not None and target_config is not None:
         # A row more than the runtime may use: engines pad single-row calls.
         spare = lifted_draft.steps if lifted_draft and options.pads_rounds else 1
-        capacity = length + max(spare, 1)
-        _lift_target(module, target_ckpt, target_config, lifted_draft, capacity, num_tokens)
+        sizes = TargetSize(length + max(spare, 1), _input_len(length, options), num_tokens)
+        _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
     if lifted_draft is not None:
         _lift_draft(module, lifted_draft, target_config, length, num_tokens)
     module.metadata["limits"] = {
@@ -85,13 +98,28 @@ def lift(
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class TargetSize:
+    """How much a target can be given.
+
+    Attributes:
+        capacity: Rows of its caches.
+        input_length: Most tokens of a prompt.
+        num_tokens: Real entries of the vocabulary.
+    """
+
+    capacity: int
+    input_length: int
+    num_tokens: int
+
+
 def _lift_target(
     module: Module,
     checkpoint: Checkpoint,
     config: TextConfig,
     draft: Draft | None,
-    capacity: int,
-    num_tokens: int,
+    sizes: TargetSize,
+    options: LiftOptions,
 ) -> None:
     frontend = get_target(config)
     prefix = target_names.text_prefix(checkpoint.tensors, checkpoint.role)
@@ -104,20 +132,43 @@ def _lift_target(
     if draft is not None:
         draft.check_target(config)
     check_layers(checkpoint, names, config.num_hidden_layers)
-    frontend.build(weights, config, taps, capacity)
-    ignorable = [pattern for patterns in frontend.left_out.values() for pattern in patterns]
-    _note(module, weights, check_unread(weights, ignorable))
-    module.decisions.extend(left_out(weights, frontend.left_out))
+    left, built = frontend.left_out, "language model is"
+    owned: Sequence[str] = ()
+    if (vision := _vision(frontend, weights, options)) is not None:
+        vision.build_target(weights, config, taps, sizes.capacity)
+        module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
+        module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
+        left = {part: globs for part, globs in left.items() if part != vision.part}
+        built = f"language model and the {vision.part} are"
+        owned = frontend.left_out[vision.part]
+    else:
+        frontend.build(weights, config, taps, sizes.capacity)
+    ignorable = [pattern for patterns in left.values() for pattern in patterns]
+    _note(module, weights, check_unread(weights, ignorable, owned))
+    module.decisions.extend(left_out(weights, left, built))
     bias_findings(checkpoint, names, config)
     module.metadata["target"] = {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "vocab_size": config.vocab_size,
-        "num_tokens": num_tokens,
+        "num_tokens": sizes.num_tokens,
         "eos_token_ids": [*sorted(config.eos_token_ids)],
         "max_position_embeddings": config.max_position_embeddings,
     }
+
+
+def _vision(
+    frontend: TargetFrontend, weights: ModuleWeights, options: LiftOptions
+) -> VisionFrontend | None:
+    """How to build the vision tower, if it is wanted and there."""
+    if options.components == "text":
+        return None
+    vision = frontend.vision
+    if vision is None or not vision.has_tower(weights):
+        weights.module.decisions.append("the target has no vision tower: it reads text only")
+        return None
+    return vision
 
 
 def _lift_draft(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from edgecc.errors import InputError
-from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.checkpoint import Checkpoint, TensorInfo
 from edgecc.frontends.quantization import Quantization
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Dense, Encoding, IntShape
@@ -72,18 +73,23 @@ class ModuleWeights:
         Raises:
             InputError: The stored tensor has another shape or is not floating-point.
         """
-        stored = self._stored(name)
-        info = self.checkpoint.info(stored)
-        if info.shape != shape or not info.dtype.is_float:
-            raise InputError(
-                "checkpoint/shape",
-                f"expected a floating-point tensor of shape {list(shape)}, found "
-                f"{info.dtype.value} {list(info.shape)}",
-                where=self.checkpoint.location(stored),
-                help="config and weights are of different models or revisions: fetch both again",
-            )
-        self.quantization.consumed.add(stored)
-        return self._add(name, shape, Dense(info.dtype), {"weight": stored})
+        info = self._floating(name, shape)
+        return self._add(name, shape, Dense(info.dtype), {"weight": self._stored(name)})
+
+    def kernel(self, name: str, rows: int, kernel: IntShape) -> str:
+        """A convolution whose stride is its kernel, as a matrix over flat patches; its symbol.
+
+        Args:
+            name: Of the tensor `[rows, *kernel]`.
+            rows: Output channels.
+            kernel: Input channels and the sizes of a patch.
+
+        Raises:
+            InputError: The stored tensor has another shape or is not floating-point.
+        """
+        info = self._floating(name, (rows, *kernel))
+        shape = (rows, math.prod(kernel))
+        return self._add(name, shape, Dense(info.dtype), {"weight": self._stored(name)})
 
     def one_plus(self, name: str, size: int) -> str:
         """A vector stored as its offset from one: `1 + w` in float32; returns its symbol.
@@ -138,7 +144,7 @@ class ModuleWeights:
             return info.shape[1]
         return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte
 
-    def rope_tables(self, rope: RopeParams, length: int) -> tuple[str, str]:
+    def rope_tables(self, rope: RopeParams, length: int, name: str = "rope") -> tuple[str, str]:
         """Cosine and sine tables for positions below `length`; returns their symbols."""
         params: list[tuple[str, Param]] = [("length", length)]
         params += [(k, v) for k, v in asdict(rope).items() if v is not None]
@@ -146,7 +152,7 @@ class ModuleWeights:
         for part in ("cos", "sin"):
             source = Derived("rope_table", (), tuple(sorted([*params, ("part", part)])))
             weight = Weight((length, rope.dim // 2), Dense(DType.F32), source)
-            symbols.append(self.module.weights.add(self._symbol(f"rope.{part}"), weight))
+            symbols.append(self.module.weights.add(self._symbol(f"{name}.{part}"), weight))
         return symbols[0], symbols[1]
 
     def unused(self, ignorable: Iterable[str]) -> list[str]:
@@ -158,6 +164,21 @@ class ModuleWeights:
             if name not in self.quantization.consumed
             and not any(fnmatch.fnmatchcase(name, p) for p in patterns)
         ]
+
+    def _floating(self, name: str, shape: IntShape) -> TensorInfo:
+        """What is known of a dense floating-point tensor, which counts as read from here on."""
+        stored = self._stored(name)
+        info = self.checkpoint.info(stored)
+        if info.shape != shape or not info.dtype.is_float:
+            raise InputError(
+                "checkpoint/shape",
+                f"expected a floating-point tensor of shape {list(shape)}, found "
+                f"{info.dtype.value} {list(info.shape)}",
+                where=self.checkpoint.location(stored),
+                help="config and weights are of different models or revisions: fetch both again",
+            )
+        self.quantization.consumed.add(stored)
+        return info
 
     def _add(self, name: str, shape: IntShape, encoding: Encoding, parts: Mapping[str, str]) -> str:
         stored = tuple(

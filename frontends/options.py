@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COMPONENTS = ("text", "all")
+"""Which parts of a multimodal target: its language model alone, or all there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiftOptions:
@@ -17,6 +20,8 @@ class LiftOptions:
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
             fit behind the last position.
+        components: `text` builds the language model of a multimodal target; `all` also its vision
+            tower, and a language model that reads images.
     """
 
     max_model_len: int | None = None
@@ -24,6 +29,7 @@ class LiftOptions:
     prefill_chunk: int = 128
     num_speculative_tokens: int | None = None
     pads_rounds: bool = False
+    components: str = "text"
 
 
 DEFAULT_MODEL_LEN = 8192

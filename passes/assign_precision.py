@@ -20,11 +20,15 @@ TOLERANCES: Mapping[str, float] = {"bf16": 0.25, "f16": 0.05}
 """Relative error of results of a few layers, with room: a rounding is off by at most 2^-9 (bf16) or
 2^-12 (f16) of a value, each op rounds once, and norms may enlarge what small values lost."""
 
-_MOVES = ("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze")
+_MOVES = (
+    *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
+    *("merge_rows", "replace_rows"),
+)
 NARROW = frozenset(
     (
         *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
         "fake_quantize",
+        *("layer_norm", "gelu", "multi_axis_rope", "multi_head_attention"),
         *_MOVES,
     )
 )

@@ -9,7 +9,10 @@ from edgecc.passes.base import NoOptions, PassContext
 from edgecc.passes.fuse_linears import FuseLayers, WeightReaders
 from edgecc.passes.rewrite import RewritePass
 
-_BETWEEN = {"rms_norm": 0, "rope": 0, "split_heads": 0, "cache_update": 1}
+_BETWEEN = {
+    **dict.fromkeys(("rms_norm", "rope", "multi_axis_rope", "split_heads"), 0),
+    "cache_update": 1,
+}
 """What lies between a projection and the attention, with the operand that carries its rows."""
 
 

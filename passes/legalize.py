@@ -164,7 +164,7 @@ def _check(module: Module, graph: Graph, node: Node, device: Device) -> list[Dia
 
 def _computes(op: str, encoding: Encoding, device: Device, *, matrix: bool) -> bool:
     """Whether the device has a kernel of the op for this encoding of one of its weights."""
-    if op in ("embedding", "lookup"):
+    if op in ("embedding", "embedding_bag", "lookup"):
         return isinstance(encoding, Dense)
     if op == "constant" and isinstance(encoding, Dense):
         return encoding.dtype in _CONSTANTS

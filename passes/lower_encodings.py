@@ -142,7 +142,7 @@ def _native(
     node: Node, encoding: Encoding, matrix: bool, device: Device | None, packed: frozenset[str]
 ) -> bool:
     """Whether the op is computed with this encoding as it is."""
-    if node.op.name in ("embedding", "lookup"):
+    if node.op.name in ("embedding", "embedding_bag", "lookup"):
         return isinstance(encoding, Dense)
     if node.op.name == "constant" and isinstance(encoding, Dense):
         return encoding == _F32 or not encoding.dtype.is_float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgecc.backends.onnx.emitter import ONNX_TYPES, Emitter, lowers
 from edgecc.ir.core import Node
+from edgecc.ir.ops.elementwise import GeluAttributes
 
 
 @lowers("add")
@@ -16,6 +17,14 @@ def add(e: Emitter, node: Node) -> None:
 def cast(e: Emitter, node: Node) -> None:
     """`Cast`, which rounds to nearest even as well."""
     e.result(node, "Cast", e.operands(node), to=ONNX_TYPES[node.result.type.dtype])
+
+
+@lowers("gelu")
+def gelu(e: Emitter, node: Node) -> None:
+    """`Gelu`, which has the same two forms."""
+    attrs = node.attrs
+    assert isinstance(attrs, GeluAttributes)
+    e.result(node, "Gelu", e.operands(node), approximate=attrs.approximate)
 
 
 @lowers("mul")

@@ -17,6 +17,7 @@ from edgecc.backends.onnx import (  # noqa: F401 (registers the lowerings)
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.backends.onnx.emitter import Emitter
 from edgecc.backends.onnx.program import interface, program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgecc.backends.onnx.emitter import CONTRIB, Emitter, lowers
 from edgecc.devices import Dialect
 from edgecc.ir.core import Node
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 
 
 @lowers("rms_norm")
@@ -22,6 +22,15 @@ def rms_norm(e: Emitter, node: Node) -> None:
     (grouped,) = e.op("Reshape", [x, e.ints(*keep, attrs.groups, -1)])
     (normed,) = e.op("RMSNormalization", [grouped, weight], axis=-1, epsilon=attrs.eps)
     e.result(node, "Reshape", [normed, e.ints(*keep, -1)])
+
+
+@lowers("layer_norm")
+def layer_norm(e: Emitter, node: Node) -> None:
+    """`LayerNormalization`."""
+    attrs = node.attrs
+    assert isinstance(attrs, LayerNormAttributes)
+    inputs = [*e.operands(node), *(e.weight(w) for w in node.weights)]
+    e.result(node, "LayerNormalization", inputs, axis=-1, epsilon=attrs.eps)
 
 
 @lowers("add_rms_norm", Dialect.STANDARD)

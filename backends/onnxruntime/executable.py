@@ -116,9 +116,13 @@ class OrtExecutable:
         return 0 if tokens is None else max(0, self._min_rows - tokens.shape[1])
 
     def _shape(self, role: Role, array: Array, padding: int) -> tuple[int, ...]:
-        if role is Role.TOKEN_IDS:
-            return (array.shape[0], array.shape[1] + padding)
-        return array.shape
+        """Shape of a buffer: whatever has a row for each token gets the padding rows as well."""
+        ports = self._interface.inputs
+        if not padding:
+            return array.shape
+        tokens = ports[Role.TOKEN_IDS].shape[1]
+        axes = zip(array.shape, ports[role].shape, strict=True)
+        return tuple(size + padding if dim == tokens else size for size, dim in axes)
 
     def _first_run(
         self,
@@ -174,11 +178,7 @@ def _allocate(port: Port) -> tuple[Array, Any]:
 def _fill(buffers: Mapping[Role, Array], inputs: Mapping[Role, Array]) -> None:
     """Copy inputs into their buffers; padding rows keep what they had."""
     for role, array in inputs.items():
-        buffer = buffers[role]
-        if buffer.shape == array.shape:
-            buffer[...] = array
-        else:
-            buffer[:, : array.shape[1]] = array
+        buffers[role][tuple(map(slice, array.shape))] = array
 
 
 def _start(session: onnxruntime.InferenceSession, binding: Any) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecc.backends.runtime.image_config import ImageConfig
+
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
@@ -34,6 +36,7 @@ class ModelInfo:
         max_input_len: Most tokens of a prompt.
         prefill_chunk: Most rows of one target call.
         draft: The draft, when the bundle has one.
+        images: How images are read, when the bundle reads them.
     """
 
     vocab_size: int
@@ -43,6 +46,7 @@ class ModelInfo:
     max_input_len: int
     prefill_chunk: int
     draft: DraftInfo | None = None
+    images: ImageConfig | None = None
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ModelInfo:
@@ -56,6 +60,7 @@ class ModelInfo:
             max_input_len=limits["max_input_len"],
             prefill_chunk=limits["prefill_chunk"],
             draft=None if draft is None else _draft_info(draft),
+            images=ImageConfig.from_metadata(manifest["vision"]) if "vision" in manifest else None,
         )
 
 

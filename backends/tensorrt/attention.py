@@ -24,7 +24,7 @@ def rope(e: Emitter, node: Node) -> None:
     value, positions = node.operands
     cos, sin = (table(e, w) for w in node.weights)
     width = int(str(value.type.shape[2])) // attrs.heads
-    x = e.cast(_heads(e, e.value(value), value.type.shape, attrs.heads, width), DType.F32)
+    x = e.cast(heads_first(e, e.value(value), value.type.shape, attrs.heads, width), DType.F32)
     rotated = 2 * int(cos.shape[1])
     layer = e.layer("rope", e.network.add_rotary_embedding(x, cos, sin, False, rotated))
     layer.set_input(3, e.value(positions))
@@ -54,7 +54,7 @@ def attention(e: Emitter, node: Node) -> None:
     assert isinstance(attrs, AttentionAttributes)
     q, k_cache, v_cache, _ = node.operands
     width = int(str(k_cache.type.shape[3]))
-    query = e.cast(_heads(e, e.value(q), q.type.shape, attrs.heads, width), DType.F32)
+    query = e.cast(heads_first(e, e.value(q), q.type.shape, attrs.heads, width), DType.F32)
     scale = e.constant(np.full((1, 1, 1, 1), attrs.scale, dtype=np.float32))
     query = e.cast(e.binary("PROD", query, scale), q.type.dtype)
     layer = e.layer(
@@ -126,6 +126,6 @@ def split_heads(e: Emitter, node: Node) -> None:
     e.result(node, *pieces)
 
 
-def _heads(e: Emitter, x: Tensor, shape: tuple[Dim, ...], heads: int, width: int) -> Tensor:
+def heads_first(e: Emitter, x: Tensor, shape: tuple[Dim, ...], heads: int, width: int) -> Tensor:
     """`[b, s, heads * D]` to `[b, heads, s, D]`."""
     return e.transpose(e.reshape(x, (shape[0], shape[1], heads, width)), (0, 2, 1, 3))

@@ -26,7 +26,7 @@ class Profile:
     """Shapes that an engine is optimized for.
 
     Attributes:
-        name: `verify` or `prefill`.
+        name: `verify`, `prefill` or `image`.
         shapes: Of the inputs with sizes that calls choose.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.ir.core import Node
+from edgecc.ir.ops.elementwise import GeluAttributes
 from edgecc.ir.types import DType
 
 
@@ -23,6 +24,18 @@ def mul(e: Emitter, node: Node) -> None:
 def cast(e: Emitter, node: Node) -> None:
     """A cast layer."""
     e.result(node, e.cast(e.operands(node)[0], node.result.type.dtype))
+
+
+@lowers("gelu")
+def gelu(e: Emitter, node: Node) -> None:
+    """`GELU_ERF` or `GELU_TANH` in float32."""
+    attrs = node.attrs
+    assert isinstance(attrs, GeluAttributes)
+    kind = "GELU_TANH" if attrs.approximate == "tanh" else "GELU_ERF"
+    (x,) = e.operands(node)
+    wide = e.cast(x, DType.F32)
+    y = e.out("gelu", e.network.add_activation(wide, getattr(e.trt.ActivationType, kind)))
+    e.result(node, e.cast(y, node.result.type.dtype))
 
 
 @lowers("sigmoid")

@@ -23,6 +23,7 @@ from edgecc.backends.tensorrt import (  # noqa: F401 (registers the lowerings)
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.backends.tensorrt.builder import Profile, Session
 from edgecc.backends.tensorrt.emitter import Emitter, WeightUse

@@ -7,7 +7,7 @@ import numpy as np
 from edgecc.backends.tensorrt.emitter import Emitter, Tensor, lowers
 from edgecc.backends.tensorrt.weights import table
 from edgecc.ir.core import Node
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from edgecc.ir.types import DType
 
 
@@ -36,6 +36,24 @@ def add_rms_norm(e: Emitter, node: Node) -> None:
     both = e.binary("SUM", *e.operands(node))
     y = _normalize(e, both, table(e, node.weights[0]), attrs.eps, total.type.rank - 1)
     e.result(node, e.cast(y, normed.type.dtype), both)
+
+
+@lowers("layer_norm")
+def layer_norm(e: Emitter, node: Node) -> None:
+    """`(x - mean) / sqrt(variance + eps) * w + bias` in float32."""
+    attrs = node.attrs
+    assert isinstance(attrs, LayerNormAttributes)
+    (x,) = e.operands(node)
+    axis = node.result.type.rank - 1
+    x = e.cast(x, DType.F32)
+    average = e.trt.ReduceOperation.AVG
+    mean = e.out("mean", e.network.add_reduce(x, average, 1 << axis, True))
+    centered = e.binary("SUB", x, mean)
+    weight, bias = (e.cast(table(e, w), DType.F32) for w in node.weights)
+    # What is left has no mean, so its root mean square is the deviation.
+    y = _normalize(e, centered, weight, attrs.eps, axis)
+    y = e.binary("SUM", y, _broadcast(e, bias, axis))
+    e.result(node, e.cast(y, node.result.type.dtype))
 
 
 def _normalize(e: Emitter, x: Tensor, weight: Tensor, eps: float, axis: int) -> Tensor:

@@ -8,6 +8,10 @@ from edgecc.backends.tensorrt.builder import Profile
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.core import Graph, Module
 from edgecc.ir.types import Dim, DimExpr, symbols_of
+from edgecc.roles import Role
+
+IMAGE_TOKENS = 1024
+"""Tokens of the images that a tower is made fastest for: a megapixel, at 32 pixels a side."""
 
 Range = tuple[int, int, int]
 """Smallest, most likely, largest."""
@@ -47,7 +51,8 @@ def fixed_sizes(module: Module, graph: Graph) -> dict[str, int]:
 def profiles(module: Module, graph: Graph, sizes: Mapping[str, int]) -> list[Profile]:
     """`verify` for the calls of decoding, `prefill` for those of reading a prompt.
 
-    One profile is enough where no size is chosen by calls, or where both would be the same.
+    One profile is enough where no size is chosen by calls, or where both would be the same, and for
+    a vision tower, which takes images of any size: `image`.
 
     Args:
         module: Owner of the graph; its symbols have the ranges.
@@ -62,6 +67,9 @@ def profiles(module: Module, graph: Graph, sizes: Mapping[str, int]) -> list[Pro
     most = _fitting(graph, sizes)
     largest = {n: max(1, min(r.high, most.get(n, r.high))) for n, r in found.items()}
     smallest = {n: max(1, r.low) for n, r in found.items()}
+    if graph.by_role(Role.PIXEL_VALUES):
+        image = {n: (smallest[n], min(IMAGE_TOKENS, largest[n]), largest[n]) for n in found}
+        return [_profile("image", graph, sizes, image)]
     decode = {n: (smallest[n], *(min(max(rows, smallest[n]), largest[n]),) * 2) for n in found}
     read = {n: (smallest[n], largest[n], largest[n]) for n in found}
     made = [_profile("verify", graph, sizes, decode)]

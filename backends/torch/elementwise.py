@@ -11,7 +11,7 @@ from torch.nn import functional
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.backends.torch.tensors import round_to
 from edgecc.ir.ops import Attributes
-from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.ops.elementwise import CastAttributes, GeluAttributes
 from edgecc.ir.types import DType
 
 
@@ -46,9 +46,15 @@ def cast(call: Call[CastAttributes]) -> Tensor:
     return round_to(call.operands[0], DType(call.attrs.dtype))
 
 
+def gelu(call: Call[GeluAttributes]) -> Tensor:
+    """`torch.nn.functional.gelu`."""
+    return functional.gelu(call.operands[0], approximate=call.attrs.approximate)
+
+
 KERNELS: Mapping[str, Kernel] = {
     "add": add,
     "cast": cast,
+    "gelu": gelu,
     "mul": mul,
     "silu": silu,
     "sigmoid": sigmoid,

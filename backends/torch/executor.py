@@ -20,6 +20,7 @@ from edgecc.backends.torch import (
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.backends.torch.kernel import Call, Kernel
 from edgecc.backends.torch.tensors import numpy_dtype, round_to, to_array, to_tensor, torch_dtype
@@ -37,7 +38,7 @@ KERNELS: Mapping[str, Kernel] = {
     name: kernel
     for family in (
         *(matmul, norm, elementwise, quantization, attention, state),
-        *(shape, sampling, control, constant),
+        *(shape, sampling, control, constant, vision),
     )
     for name, kernel in family.KERNELS.items()
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgecc.backends.torch.kernel import Call, Kernel
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 
 
 def rms_norm(call: Call[RmsNormAttributes]) -> Tensor:
@@ -27,4 +27,15 @@ def add_rms_norm(call: Call[AddRmsNormAttributes]) -> tuple[Tensor, Tensor]:
     return functional.rms_norm(total, weight.shape, weight, call.attrs.eps), total
 
 
-KERNELS: Mapping[str, Kernel] = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+def layer_norm(call: Call[LayerNormAttributes]) -> Tensor:
+    """`torch.nn.functional.layer_norm`."""
+    (x,) = call.operands
+    weight, bias = (w.dense() for w in call.weights)
+    return functional.layer_norm(x, weight.shape, weight, bias, call.attrs.eps)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
+    "layer_norm": layer_norm,
+}

@@ -177,8 +177,17 @@ def _check_method(module: Module, options: CompileOptions) -> None:
     Engines for a GPU are worth having before: they are built from evaluated graphs.
 
     Raises:
-        UnsupportedError: It does not drive the draft's method, on a device that it runs on.
+        UnsupportedError: It does not drive the draft's method, on a device that it runs on; or the
+            target reads images.
     """
+    if "vision" in module.graphs:
+        raise UnsupportedError(
+            "vision/no-runtime",
+            "a target that reads images: lifting and evaluating work, the runtime does not drive "
+            "it yet",
+            where="graph @vision",
+            help="lift with --components text to compile the language model",
+        )
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
     driven = method in (None, *RUNTIME_METHODS)

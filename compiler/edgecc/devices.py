@@ -101,7 +101,9 @@ _COMMON_OPS = frozenset(
         "cast",
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
         *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),
-        "add_rms_norm",
+        *("add_rms_norm", "layer_norm", "gelu"),
+        *("multi_axis_rope", "multi_head_attention", "merge_rows", "replace_rows"),
+        "embedding_bag",
     )
 )
 

@@ -41,10 +41,13 @@ def lift(
     *,
     max_model_len: int | None = None,
     num_speculative_tokens: int | None = None,
+    components: str = "text",
 ) -> Module:
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
     options = LiftOptions(
-        max_model_len=max_model_len, num_speculative_tokens=num_speculative_tokens
+        max_model_len=max_model_len,
+        num_speculative_tokens=num_speculative_tokens,
+        components=components,
     )
     return lift_checkpoints(target, draft, options)
 

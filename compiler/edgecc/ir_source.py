@@ -187,13 +187,14 @@ def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
     steps = draft.get("num_speculative_tokens")
-    length, input_length, chunk = (int(str(limits[name])) for name in FIXED)
+    length, prompt, chunk = (int(str(limits[name])) for name in FIXED)
     return LiftOptions(
         max_model_len=length,
-        max_input_len=input_length,
+        max_input_len=prompt,
         prefill_chunk=chunk,
         num_speculative_tokens=steps if isinstance(steps, int) else None,
         pads_rounds=_pads_rounds(module, length),
+        components="all" if "vision" in module.graphs else "text",
     )
 
 

@@ -52,6 +52,7 @@ def describe(
         options: What was asked for.
     """
     first = parts[0]
+    metadata = first.module.metadata
     entries = {
         name: {
             "inputs": interface["inputs"],
@@ -62,9 +63,10 @@ def describe(
     weights = _weights(parts)
     return {
         "producer": f"edgecc {edgecc.__version__}",
-        "target": first.module.metadata["target"],
-        "draft": first.module.metadata.get("draft"),
-        "limits": first.module.metadata["limits"],
+        "target": metadata["target"],
+        "draft": metadata.get("draft"),
+        **({"vision": vision} if (vision := metadata.get("vision")) else {}),
+        "limits": metadata["limits"],
         "entries": entries,
         "artifacts": {part.device: dict(part.artifact.manifest) for part in parts},
         "weights": weights,

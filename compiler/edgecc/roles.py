@@ -36,6 +36,14 @@ class Role(StrEnum):
     committed token after it, so that the last is the newest one), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of an EAGLE3 draft: PROPOSALS i64 `[b, N]` (ids of the target), optionally DRAFT_LOGITS
     f32 `[b, N, Vd]` (over the draft's own vocabulary), KV_CACHE.
+    Targets that read images also have the inputs POSITIONS i64 `[3, b, t]` (time, row and column of
+    each token, three times its number in text), IMAGE_FEATURES f32 `[1, n, H]` and IMAGE_ROWS i64
+    `[b, t]` (for each token the row of IMAGE_FEATURES that takes the place of its embedding, or
+    -1).
+    Inputs of a vision tower, for one image that becomes m tokens of four patches: PIXEL_VALUES f32
+    `[1, 4*m, P]`, POSITIONS i64 `[2, 1, 4*m]` (row and column of each patch), INTERPOLATION_IDS i64
+    and INTERPOLATION_WEIGHTS f32 `[1, 4*m, 4]` (which learned position embeddings are added up).
+    Output of a vision tower: IMAGE_FEATURES f32 `[1, m, H]`.
     """
 
     TOKEN_IDS = "token_ids"
@@ -57,6 +65,12 @@ class Role(StrEnum):
     BASE_LOGITS = "base_logits"
     DRAFT_LOGITS = "draft_logits"
     CONFIDENCE = "confidence"
+    POSITIONS = "positions"
+    PIXEL_VALUES = "pixel_values"
+    INTERPOLATION_IDS = "interpolation_ids"
+    INTERPOLATION_WEIGHTS = "interpolation_weights"
+    IMAGE_FEATURES = "image_features"
+    IMAGE_ROWS = "image_rows"
     ACTIVATION = "activation"
 
 

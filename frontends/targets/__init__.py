@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edgecc.errors import UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.targets import qwen3, qwen3_5
+from edgecc.frontends.targets import qwen3, qwen3_5, qwen3_5_vision
+from edgecc.ir.core import Json
 
 BuildTarget = Callable[[ModuleWeights, TextConfig, Sequence[int], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFrontend:
+    """How the vision tower of an architecture becomes a graph, and its language model one for it.
+
+    Attributes:
+        part: What the tower is called among the parts that can be left out.
+        has_tower: Whether a checkpoint stores one.
+        build: Builds the tower; its last argument is the most tokens of an image. Returns what the
+            runtime must know.
+        build_target: Like that of the target, for a graph that reads images.
+    """
+
+    part: str
+    has_tower: Callable[[ModuleWeights], bool]
+    build: Callable[[ModuleWeights, TextConfig, int], dict[str, Json]]
+    build_target: BuildTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +40,24 @@ class TargetFrontend:
     Attributes:
         build: Builds the graph.
         left_out: Parts of its checkpoints that are not built, with globs of their tensors.
+        vision: For architectures that read images.
     """
 
     build: BuildTarget
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    vision: VisionFrontend | None = None
 
 
-_QWEN3_5 = TargetFrontend(qwen3_5.build, qwen3_5.LEFT_OUT)
+_QWEN3_5 = TargetFrontend(
+    qwen3_5.build,
+    qwen3_5.LEFT_OUT,
+    VisionFrontend(
+        qwen3_5.VISION_TOWER,
+        qwen3_5_vision.has_tower,
+        qwen3_5_vision.build,
+        partial(qwen3_5.build, images=True),
+    ),
+)
 
 TARGETS: Mapping[str, TargetFrontend] = {
     "qwen3": TargetFrontend(qwen3.build),

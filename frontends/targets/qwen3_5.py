@@ -12,8 +12,10 @@ DeltaNet. The mixer of most layers is a Gated DeltaNet, of the others gated atte
 
 Rotary embedding is the interleaved multimodal kind: frequency j turns with the time, height or
 width position of a token. The three positions of a text token are equal, so every frequency turns
-with that one, and the sections cancel out: plain rotary embedding of the same frequencies. Images
-are not lifted, and neither are the vision tower and the multi-token-prediction block.
+with that one, and the sections cancel out: plain rotary embedding of the same frequencies. That is
+the graph for text alone. The one that reads images takes the positions as an input, and features of
+images in place of the embeddings of their placeholder tokens; the tower that makes them is in
+`qwen3_5_vision`. The multi-token-prediction block is not lifted.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ from edgecc.frontends.config import TextConfig
 from edgecc.frontends.decoder_layer import DecoderBuilder
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.targets.common import check_variant, output_head
-from edgecc.frontends.targets.qwen3_5_config import LinearAttentionConfig, read_linear_attention
+from edgecc.frontends.targets.qwen3_5_config import (
+    LinearAttentionConfig,
+    multimodal_axes,
+    read_linear_attention,
+)
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Value
 from edgecc.ir.ops.attention import AttentionAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.shape import AxisAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
+from edgecc.ir.ops.vision import MultiAxisRopeAttributes
 from edgecc.ir.types import DType, Shape, sym
 from edgecc.roles import Role
 
+VISION_TOWER = "vision tower"
 LEFT_OUT: Mapping[str, Sequence[str]] = {
-    "vision tower": ("model.visual.*", "visual.*"),
+    VISION_TOWER: ("model.visual.*", "visual.*"),
     "multi-token-prediction block": ("mtp.*", "model.mtp.*"),
 }
 """Parts of a checkpoint that are no part of the language model, with globs of their tensors."""
@@ -46,7 +54,14 @@ _MIXERS = {_FULL: "self_attn", _LINEAR: "linear_attn"}
 _FUSED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "linear_attn.in_proj_qkvz")
 
 
-def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capacity: int) -> None:
+def build(
+    weights: ModuleWeights,
+    config: TextConfig,
+    taps: Sequence[int],
+    capacity: int,
+    *,
+    images: bool = False,
+) -> None:
     """Build graph `target`.
 
     Inputs: token_ids i64 `[b, t]`, cache_length i64 `[b]`, logit_rows i64 `[r]`; for each
@@ -56,11 +71,16 @@ def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capac
     outputs of the tapped layers joined in the order of `taps` f32 `[b, t, n*H]` (when there are
     any), caches and states.
 
+    With `images` there are three more inputs: positions i64 `[3, b, t]` (time, row, column),
+    image_features f32 `[1, n, H]` and image_rows i64 `[b, t]`, the row of image_features that
+    stands for a token, or -1.
+
     Args:
         weights: Tensors of the checkpoint.
         config: Hyperparameters.
         taps: Layers (counted from 0) whose outputs the draft reads; -1 is the embedding.
         capacity: Rows of each cache.
+        images: Whether the graph reads images.
 
     Raises:
         InputError: Config and tensors contradict each other.
@@ -69,7 +89,8 @@ def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capac
     check_variant(config)
     linear = read_linear_attention(weights.checkpoint, config)
     _check_tensors(weights, config)
-    _TargetBuilder(weights, config, linear, capacity).build(taps)
+    axes = multimodal_axes(weights.checkpoint, config) if images else ()
+    _TargetBuilder(weights, config, linear, capacity, axes).build(taps)
 
 
 class _TargetBuilder(DecoderBuilder):
@@ -81,10 +102,12 @@ class _TargetBuilder(DecoderBuilder):
         config: TextConfig,
         linear: LinearAttentionConfig,
         capacity: int,
+        axes: tuple[int, ...],
     ) -> None:
         b = Builder(weights.module, "target")
         super().__init__(b, weights, config.rms_norm_eps, unit_offset=True)
         self.config, self.linear_config, self.capacity = config, linear, capacity
+        self.axes = axes
         self.tables = weights.rope_tables(config.rope, capacity)
 
     def build(self, taps: Sequence[int]) -> None:
@@ -92,12 +115,18 @@ class _TargetBuilder(DecoderBuilder):
         ids = b.input("token_ids", DType.I64, (sym("b"), sym("t")), Role.TOKEN_IDS)
         self.start = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
         rows = b.input("logit_rows", DType.I64, (sym("r"),), Role.LOGIT_ROWS)
+        images = self._image_inputs() if self.axes else None
         memories = [self._memory(i) for i in range(config.num_hidden_layers)]
         table = self.weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         b.at("target: model.embed_tokens")
-        self.positions = b.op("position_ids", self.start, ids, name="positions")
+        if images is None:
+            self.positions = b.op("position_ids", self.start, ids, name="positions")
         self.length = b.op("advance", self.start, ids, name="length")
         x = b.op("embedding", ids, weights=(table,), name="x")
+        if images is not None:
+            features, where = images
+            features = b.op("squeeze", features, attrs=AxisAttributes(0), name="features")
+            x = b.op("replace_rows", x, features, where, name="x")
         tapped = {-1: x}
         updated: list[tuple[Value, Value]] = []
         for i, memory in enumerate(memories):
@@ -118,6 +147,14 @@ class _TargetBuilder(DecoderBuilder):
             role = Role.STATE if config.layer_types[i] == _LINEAR else Role.KV_CACHE
             for old, new in zip(before, after, strict=True):
                 b.output(new, old.name, role, alias=old.name)
+
+    def _image_inputs(self) -> tuple[Value, Value]:
+        """Positions, which every layer reads; features of images and where they go."""
+        b, tokens = self.b, (sym("b"), sym("t"))
+        self.positions = b.input("positions", DType.I64, (3, *tokens), Role.POSITIONS)
+        shape = (1, sym("n"), self.config.hidden_size)
+        features = b.input("image_features", DType.F32, shape, Role.IMAGE_FEATURES)
+        return features, b.input("image_rows", DType.I64, tokens, Role.IMAGE_ROWS)
 
     def _memory(self, i: int) -> tuple[Value, Value]:
         """The inputs in which layer i keeps what it knows of earlier rows."""
@@ -165,8 +202,7 @@ class _TargetBuilder(DecoderBuilder):
         q, gate = b.node("split_heads", (joined,), attrs=attrs, names=("q", "gate")).results
         q = self.head_norm(q, f"{module}.q_norm", heads)
         k = self.head_norm(k, f"{module}.k_norm", kv_heads)
-        q = self.rope(q, self.positions, self.tables, heads)
-        k = self.rope(k, self.positions, self.tables, kv_heads)
+        q, k = self._rotated(q, heads), self._rotated(k, kv_heads)
         b.at(f"{self.weights.checkpoint.role}: {module}")
         k_new, v_new = (
             b.op("cache_update", cache, new, self.start, name=cache.name)
@@ -176,6 +212,15 @@ class _TargetBuilder(DecoderBuilder):
         y = b.op("attention", q, k_new, v_new, self.length, attrs=scores, name="attn")
         y = b.op("mul", y, b.op("sigmoid", gate, name="gate"), name="gated")
         return self.linear(y, f"{module}.o_proj", config.hidden_size), (k_new, v_new)
+
+    def _rotated(self, x: Value, heads: int) -> Value:
+        if not self.axes:
+            return self.rope(x, self.positions, self.tables, heads)
+        attrs = MultiAxisRopeAttributes(heads, self.axes)
+        operands = x, self.positions
+        return self.b.op(
+            "multi_axis_rope", *operands, weights=self.tables, attrs=attrs, name=x.name
+        )
 
     def _delta_net(
         self, module: str, x: Value, memory: tuple[Value, Value]

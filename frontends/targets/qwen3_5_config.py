@@ -13,6 +13,7 @@ from edgecc.frontends.config import TextConfig, config_fields, rope_fields
 from edgecc.frontends.fields import Fields
 
 _OUTPUT_GATES = ("swish", "silu")
+_SECTIONS = (11, 11, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,31 @@ def read_linear_attention(checkpoint: Checkpoint, config: TextConfig) -> LinearA
     if found.value_heads % found.key_heads:
         text.fail("linear_num_value_heads", f"a multiple of linear_num_key_heads {found.key_heads}")
     return found
+
+
+def multimodal_axes(checkpoint: Checkpoint, config: TextConfig) -> tuple[int, ...]:
+    """Which position of a token each frequency turns with: 0 time, 1 row, 2 column.
+
+    Interleaved: frequency j takes axis j mod 3 as long as that axis has frequencies left, and time
+    from there on.
+
+    Raises:
+        InputError: The sections do not add up to all frequencies.
+        UnsupportedError: The axes are not interleaved.
+    """
+    _, text = config_fields(checkpoint)
+    rope = rope_fields(text)
+    if not rope.boolean("mrope_interleaved", default=True):
+        raise UnsupportedError(
+            "rope/sections",
+            "mrope_interleaved is false: this model_type interleaves the axes",
+            where=rope.at("mrope_interleaved"),
+        )
+    half = config.rope.dim // 2
+    sections = rope.integers("mrope_section") or _SECTIONS
+    if sum(sections) != half:
+        rope.fail("mrope_section", f"three numbers that add up to {half}")
+    return tuple(j % 3 if j < 3 * sections[j % 3] else 0 for j in range(half))
 
 
 def _check_sections(text: Fields, config: TextConfig) -> None:

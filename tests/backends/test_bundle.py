@@ -40,6 +40,8 @@ REQUIRED_KEYS = {
     "max_position_embeddings",
     "draft": "method block_size num_speculative_tokens slot_layout mask_token_id target_layer_ids "
     "max_position_embeddings",
+    "vision": "patch_size temporal_patch_size spatial_merge_size grid_size min_pixels max_pixels "
+    "image_mean image_std max_image_tokens image_token_id",
     "limits": "max_model_len max_input_len prefill_chunk max_batch_size",
     "entries": "target",
     "entries.target": "inputs outputs",
@@ -316,6 +318,7 @@ def test_contradictions(tmp_path: Path) -> None:
     manifest["entries"]["target"]["outputs"][1]["alias"] = "k1"
     manifest["target"]["num_tokens"] = 513
     del manifest["entries"]["draft"]
+    del manifest["entries"]["vision"]
 
     text = str(refused(write(tmp_path, manifest)))
 
@@ -323,6 +326,7 @@ def test_contradictions(tmp_path: Path) -> None:
     assert "output 'k0_out' aliases no input 'k1'" in text
     assert "target.num_tokens: larger than target.vocab_size" in text
     assert "'draft' is missing" in text
+    assert "'vision' is missing" in text
 
 
 @pytest.mark.parametrize(

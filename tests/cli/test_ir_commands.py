@@ -11,7 +11,10 @@ import pytest
 import edgecc
 from edgecc.cli import main
 from edgecc.ir import parse_module, print_module
+from edgecc.ir_source import read_ir
 from edgecc.passes import PASSES
+from helpers.byte_tokenizer import write_tokenizer
+from helpers.vision import write_vision_target
 
 PAIRS = Path(__file__).parents[1] / "data" / "pairs"
 TARGET = str(PAIRS / "tiny-qwen3-nvfp4")
@@ -40,6 +43,20 @@ def test_lift_and_opt_take_eagle3(tmp_path, capsys):
     assert text == print_module(edgecc.lift(TARGET, draft)) == print_module(parse_module(text))
     assert main(["opt", str(path), "-p", "bind-shared-weights,dedupe-weights,dce"]) == 0
     assert "alias @target.model.embed_tokens.weight" in capsys.readouterr().out
+
+
+def test_lift_with_the_vision_tower(tmp_path, capsys):
+    """The text evaluates and runs through passes; it does not compile yet."""
+    target, text = write_vision_target(tmp_path / "t"), str(tmp_path / "all.eir")
+    write_tokenizer(target)
+    assert main(["lift", str(target), "--components", "all", "-o", text]) == 0
+    assert "target, vision" in capsys.readouterr().err
+    assert {"target", "vision"} == set(read_ir(text).graphs)
+    assert main(["opt", text, "-p", "fuse-qkv,cse", "-o", str(tmp_path / "opt.eir")]) == 0
+    capsys.readouterr()
+    assert main(["compile", text, "-o", str(tmp_path / "b")]) == 4
+    assert "error[vision/no-runtime]" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_lift_to_standard_output(capsys):

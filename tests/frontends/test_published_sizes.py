@@ -5,6 +5,7 @@ Shapes, counts and keys are those of the public files; there are no bytes behind
 
 from __future__ import annotations
 
+import json
 import math
 from math import prod
 from pathlib import Path
@@ -69,6 +70,32 @@ TEXT: dict[str, object] = {
 }
 
 
+VISION: dict[str, object] = {
+    "deepstack_visual_indexes": [],
+    "depth": 27,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "in_channels": 3,
+    "intermediate_size": 4304,
+    "model_type": "qwen3_5_vision",
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": HIDDEN,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+PROCESSOR: dict[str, object] = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "image_std": [0.5, 0.5, 0.5],
+    "merge_size": 2,
+    "patch_size": 16,
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "temporal_patch_size": 2,
+}
+
+
 def target(path: Path) -> Path:
     """FP8 mixers, NVFP4 MLPs and head, FP8 KV cache declared without scales."""
     specs = bf16(f"{PREFIX}embed_tokens.weight", VOCAB, HIDDEN)
@@ -81,13 +108,16 @@ def target(path: Path) -> Path:
             specs |= nvfp4(f"{layer}.mlp.{name}_proj", MLP, HIDDEN)
         specs |= nvfp4(f"{layer}.mlp.down_proj", HIDDEN, MLP)
     specs |= bf16(f"{PREFIX}norm.weight", HIDDEN) | nvfp4("lm_head", VOCAB, HIDDEN)
-    specs |= bf16("model.visual.merger.norm.weight", 1152) | bf16("mtp.fc.weight", HIDDEN, 10240)
+    specs |= tower() | bf16("mtp.fc.weight", HIDDEN, 10240)
     modules = {name.removesuffix(".weight_scale"): name for name in specs if "weight_scale" in name}
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
         "text_config": TEXT,
-        "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_vision"},
+        "vision_config": VISION,
+        "image_token_id": 248056,
+        "vision_start_token_id": 248053,
+        "vision_end_token_id": 248054,
         "tie_word_embeddings": False,
         "quantization_config": {
             "quant_method": "modelopt",
@@ -101,7 +131,35 @@ def target(path: Path) -> Path:
             },
         },
     }
-    return write_headers(path, config, specs)
+    write_headers(path, config, specs)
+    (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), "utf-8")
+    return path
+
+
+def tower() -> Specs:
+    """The vision tower: 333 tensors."""
+    p, width, merged = "model.visual.", 1152, 4608
+    specs = bf16(f"{p}patch_embed.proj.weight", width, 3, 2, 16, 16)
+    specs |= bf16(f"{p}patch_embed.proj.bias", width) | bf16(f"{p}pos_embed.weight", 2304, width)
+    layers = {
+        "attn.qkv": (3 * width, width),
+        "attn.proj": (width, width),
+        "mlp.linear_fc1": (4304, width),
+        "mlp.linear_fc2": (width, 4304),
+    }
+    for index in range(27):
+        block = f"{p}blocks.{index}"
+        for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+            specs |= bf16(f"{block}.{name}", width)
+        for name, shape in layers.items():
+            specs |= bf16(f"{block}.{name}.weight", *shape) | bf16(f"{block}.{name}.bias", shape[0])
+    specs |= bf16(f"{p}merger.norm.weight", width) | bf16(f"{p}merger.norm.bias", width)
+    for name, rows in (("linear_fc1", merged), ("linear_fc2", HIDDEN)):
+        specs |= bf16(f"{p}merger.{name}.weight", rows, merged)
+        specs |= bf16(f"{p}merger.{name}.bias", rows)
+    assert len(specs) == 333
+    assert round(sum(math.prod(shape) for _, shape in specs.values()) / 1e6, 1) == 460.7
+    return specs
 
 
 def attention(layer: str) -> Specs:
@@ -263,6 +321,24 @@ def test_memory_of_a_sequence(tmp_path: Path, target_path: Path, revision: str) 
     layers = [n for g in module.graphs.values() for n in g.nodes if n.op.name == "logged_delta_net"]
     assert len(layers) == 48
     assert not check_property(module, "states-replayed")
+
+
+def test_the_vision_tower(tmp_path: Path, target_path: Path) -> None:
+    """With a draft: every tensor of the tower is read, and images are as large as prompts."""
+    pair = target_path, draft(tmp_path / "d", **REVISIONS["current"])
+    module = lift(*pair, LiftOptions(max_model_len=65536, max_input_len=32768, components="all"))
+    assert not verify(module)
+    assert sorted(module.graphs) == ["draft", "target", "vision"]
+    visual = [s for s in module.weights if s.startswith("target.model.visual.")]
+    assert len(visual) == 333
+    assert str(module.symbols["m"]) == "1..16384"
+    (pixels,) = module.graphs["vision"].by_role(Role.PIXEL_VALUES)
+    assert format_shape(pixels.value.type.shape) == "[1, 4*m, 1536]"
+    rope = next(n for n in module.graphs["target"].nodes if n.op.name == "multi_axis_rope")
+    axes = rope.attrs.axes  # type: ignore[attr-defined]
+    assert "".join("THW"[axis] for axis in axes) == "THW" * 10 + "TH"
+    embed = module.weights["target.model.visual.patch_embed.proj.weight"]
+    assert embed.shape == (1152, 1536)
 
 
 def test_the_rotary_embedding_of_the_draft_is_its_own(tmp_path: Path, target_path: Path) -> None:

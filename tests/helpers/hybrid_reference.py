@@ -8,7 +8,7 @@ and not an assumption. Source: transformers' modeling_qwen3_5.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,19 @@ class HybridTarget(Target):
         """Compute a whole sequence; all three positions of token i are i."""
         return self.run_at(ids, np.tile(np.arange(len(ids)), (3, 1)))
 
-    def run_at(self, ids: Sequence[int], positions: NDArray[np.int64]) -> TargetOutput:
-        """Compute a whole sequence at given time, height and width positions `[3, T]`."""
+    def run_at(
+        self, ids: Sequence[int], positions: NDArray[np.int64], images: Mapping[int, Floats] = {}
+    ) -> TargetOutput:
+        """Compute a whole sequence at given time, height and width positions `[3, T]`.
+
+        Args:
+            ids: The tokens.
+            positions: Of each token.
+            images: Rows that take the places of embeddings, by number of the token.
+        """
         x = self.embedding[np.asarray(ids)]
+        for place, row in images.items():
+            x[place] = row
         states = [x]
         for index, kind in enumerate(self.config["layer_types"]):
             layer = f"model.layers.{index}"

@@ -105,6 +105,8 @@ def test_unknown_graph():
         (["f32[t]", "f32[t]"], [(2,), (3,)], r"input %x1: expected f32\[t\], got shape \(3,\)"),
         (["f32[t, t]"], [(2, 3)], r"expected f32\[t, t\]"),
         (["f32[t]", "f32[2*t]"], [(2,), (3,)], r"expected f32\[2\*t\]"),
+        (["f32[4*t]"], [(6,)], r"expected f32\[4\*t\], got shape \(6,\)"),
+        (["f32[2*t + 1]", "f32[t]"], [(7,), (4,)], r"input %x1: expected f32\[t\]"),
         (["f32[t + 1]", "f32[t]"], [(2,), (2,)], r"input %x1: expected f32\[t\]"),
         (["f32[t + 3]"], [(2,)], r"expected f32\[t \+ 3\], got shape \(2,\)"),
         (["f32[b]", "f32[c]", "f32[b + c]"], [(1,), (2,), (4,)], r"expected f32\[b \+ c\]"),
@@ -124,6 +126,7 @@ def test_shapes_that_do_not_match(types, shapes, message):
         (["f32[t + 7]", "f32[2*t]"], [(7,), (0,)]),
         (["f32[2*t]", "f32[t]"], [(6,), (3,)]),
         (["f32[0, t]"], [(0, 5)]),
+        (["f32[4*t]", "f32[t]", "f32[2*t + 1]"], [(12,), (3,), (7,)]),
     ],
 )
 def test_shapes_that_match(types, shapes):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.ir.ops import OPS, Trait, TypeRuleError, elementwise
-from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.ops.elementwise import GELUS, CastAttributes, GeluAttributes
 from helpers.ops import Case as C
 from helpers.ops import Cases, check_reference, check_rows, family, infer, run_op, values
 
@@ -18,10 +20,10 @@ def logistic(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def one(formula, scale: float = 3.0):
+def one(formula, scale: float = 3.0, attrs=None):
     def make(rng: np.random.Generator) -> C:
         x = values(rng, *SHAPE, scale=scale)
-        return C((x,), (formula(x),), types=(TYPE,), results=(TYPE,))
+        return C((x,), (formula(x),), attrs=attrs, types=(TYPE,), results=(TYPE,))
 
     return make
 
@@ -39,17 +41,30 @@ def widened(rng: np.random.Generator) -> C:
     return C((x,), (x,), attrs=CastAttributes("f32"), types=(TYPE,), results=(TYPE,))
 
 
+def normal_share(x: np.ndarray) -> np.ndarray:
+    """How much of a normal distribution is below x, by its definition."""
+    return np.vectorize(NormalDist().cdf)(x)
+
+
+def gelu_tanh(rng: np.random.Generator) -> C:
+    """`x * sigmoid(2 z)` is `x/2 * (1 + tanh z)`."""
+    x = values(rng, *SHAPE, scale=3)
+    y = x * logistic(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    return C((x,), (y,), attrs=GeluAttributes("tanh"), types=(TYPE,), results=(TYPE,))
+
+
 CASES: Cases = {
     "cast": widened,
     "add": two(lambda a, b: a + b),
     "mul": two(lambda a, b: a * b),
     "silu": one(lambda x: x * logistic(x)),
     "sigmoid": one(logistic),
+    "gelu": one(lambda x: x * normal_share(x), attrs=GeluAttributes()),
     "swiglu": two(lambda gate, up: gate * logistic(gate) * up),
 }
 
 
-ATTRIBUTES = {"cast": CastAttributes("bf16")}
+ATTRIBUTES = {"cast": CastAttributes("bf16"), "gelu": GeluAttributes()}
 
 
 def test_every_op_has_a_case():
@@ -59,6 +74,21 @@ def test_every_op_has_a_case():
 @pytest.mark.parametrize("op", CASES)
 def test_reference(op):
     check_reference(op, CASES[op](np.random.default_rng(1)))
+
+
+def test_gelu_by_a_hyperbolic_tangent():
+    check_reference("gelu", gelu_tanh(np.random.default_rng(1)))
+
+
+def test_the_two_forms_of_gelu_differ():
+    x = np.linspace(-4, 4, 999)
+    exact, tanh = (run_op("gelu", [x], attrs=GeluAttributes(a))[0] for a in GELUS)
+    assert 4e-4 < np.abs(exact - tanh).max() < 5e-4
+
+
+def test_other_forms_of_gelu_are_refused():
+    with pytest.raises(TypeRuleError, match="must be one of none, tanh, got 'fast'"):
+        infer("gelu", ["f32[t]"], attrs=GeluAttributes("fast"))
 
 
 @pytest.mark.parametrize("op", CASES)

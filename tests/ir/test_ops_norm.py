@@ -6,7 +6,7 @@ import pytest
 
 from edgecc.ir import DType
 from edgecc.ir.ops import TypeRuleError, norm
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from helpers.ops import Case as C
 from helpers.ops import (
     Cases,
@@ -71,10 +71,29 @@ def add_rms_norm(rng: np.random.Generator) -> C:
     )
 
 
+def layer_norm(rng: np.random.Generator) -> C:
+    """Rows whose mean is not zero."""
+    x, w, bias, eps = values(rng, 2, 3, 10) + 4, values(rng, 10), values(rng, 10), 1e-3
+    expected = np.empty_like(x)
+    for row in np.ndindex(2, 3):
+        mean = sum(x[row]) / 10
+        variance = sum((v - mean) ** 2 for v in x[row]) / 10
+        expected[row] = (x[row] - mean) / np.sqrt(variance + eps) * w + bias
+    return C(
+        (x,),
+        (expected,),
+        (dense(w), dense(bias)),
+        LayerNormAttributes(eps),
+        types=("f32[b, t, 10]",),
+        results=("f32[b, t, 10]",),
+    )
+
+
 CASES: Cases = {
     "rms_norm": rms_norm,
     "rms_norm-heads": rms_norm_heads,
     "add_rms_norm": add_rms_norm,
+    "layer_norm": layer_norm,
 }
 
 
@@ -123,6 +142,33 @@ def test_sums_are_normalized_like_values():
 def test_refuses_sums(types, width, eps, message):
     with pytest.raises(TypeRuleError, match=message):
         infer("add_rms_norm", types, [dense(np.ones(width))], AddRmsNormAttributes(eps))
+
+
+@pytest.mark.parametrize("width", [7, 300])
+def test_centered_rows_do_not_depend_on_each_other_or_the_layout(width):
+    rng = np.random.default_rng(2)
+    x, weights = values(rng, 6, width), [dense(values(rng, width)) for _ in "wb"]
+    attrs = LayerNormAttributes(1e-6)
+    check_rows("layer_norm", [x], weights, attrs)
+    turned = run_op("layer_norm", [np.asfortranarray(x)], weights, attrs)
+    assert_same_bits(turned, run_op("layer_norm", [x], weights, attrs))
+
+
+@pytest.mark.parametrize(
+    ("type_", "width", "bias", "eps", "message"),
+    [
+        ("i64[t, 4]", 4, 4, 1e-6, "x must be floating-point, got i64"),
+        ("f32[]", 4, 4, 1e-6, "must have a known size above 0"),
+        ("f32[4, t]", 4, 4, 1e-6, "must have a known size above 0"),
+        ("f32[t, 4]", 4, 4, 0.0, "eps must be positive"),
+        ("f32[t, 4]", 5, 4, 1e-6, r"weight: expected \(4,\), got \(5,\)"),
+        ("f32[t, 4]", 4, 5, 1e-6, r"bias: expected \(4,\), got \(5,\)"),
+    ],
+)
+def test_layer_norm_refuses(type_, width, bias, eps, message):
+    weights = [dense(np.ones(width)), dense(np.ones(bias))]
+    with pytest.raises(TypeRuleError, match=message):
+        infer("layer_norm", [type_], weights, LayerNormAttributes(eps))
 
 
 def test_rows_do_not_depend_on_the_layout_of_the_input():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecc.errors import UnsupportedError
-from edgecc.ir.rope import RopeParams, inverse_frequencies, rope_tables
+from edgecc.ir.rope import AXIAL, RopeParams, inverse_frequencies, rope_tables
 
 # Values of transformers 5.24, printed with nine digits: enough to identify a float32.
 DEFAULT = (
@@ -201,6 +201,16 @@ def test_empty_and_negative_lengths() -> None:
         rope_tables(RopeParams(1e4, 8), -1)
 
 
+def test_axial_frequencies_are_those_of_half_as_many_dims_twice() -> None:
+    """Of heads of 72 dims: 18 for the row of a patch, the same 18 for its column."""
+    inverse, factor = inverse_frequencies(RopeParams(1e4, 72, AXIAL))
+    half, _ = inverse_frequencies(RopeParams(1e4, 36))
+    assert factor == 1
+    assert inverse.shape == (36,)
+    assert inverse[:18].tobytes() == inverse[18:].tobytes() == half.tobytes()
+    np.testing.assert_allclose(half, [1e4 ** (-2 * j / 36) for j in range(18)], rtol=1e-6)
+
+
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "su", ""])
 def test_other_types_are_refused_by_name(rope_type: str) -> None:
     with pytest.raises(UnsupportedError, match=repr(rope_type)):
@@ -212,6 +222,7 @@ def test_other_types_are_refused_by_name(rope_type: str) -> None:
     [
         {"dim": 7},
         {"dim": 0},
+        {"dim": 6, "rope_type": AXIAL},
         {"theta": 1.0},
         {"theta": math.nan},
         {"theta": math.inf},

@@ -126,6 +126,17 @@ def module(monkeypatch: pytest.MonkeyPatch) -> FakeEngineModule:
     return fake
 
 
+def test_what_a_bundle_says_of_images() -> None:
+    example = Path(__file__).parents[1] / "backends" / "bundle.example.json"
+    manifest = json.loads(example.read_text("utf-8"))
+    images = runtime.ModelInfo.from_manifest(manifest).images
+    assert images is not None
+    assert (images.factor, images.max_tokens, images.image_token_id) == (32, 255, 10)
+    assert (images.mean, images.grid_size) == ((0.5, 0.5, 0.5), 48)
+    del manifest["vision"]
+    assert runtime.ModelInfo.from_manifest(manifest).images is None
+
+
 def test_a_bundle_becomes_a_generator(tmp_path: Path, module: FakeEngineModule) -> None:
     def progress(stage: str, done: int, total: int) -> None: ...
 

@@ -29,7 +29,7 @@ from edgecc.testing.weight_trees import Bytes, add_weight
 from helpers.ops import tensor
 
 QUICK = settings(
-    max_examples=300,
+    max_examples=400,
     phases=[Phase.generate],
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -6,6 +6,7 @@ import click
 
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, print_text
+from edgecc.frontends.options import COMPONENTS
 from edgecc.paths import local_path
 
 
@@ -25,6 +26,13 @@ from edgecc.paths import local_path
     metavar="N",
     help="Most proposals per round; default: the draft's block.",
 )
+@click.option(
+    "--components",
+    type=click.Choice(COMPONENTS),
+    default=COMPONENTS[0],
+    show_default=True,
+    help="Parts of a multimodal target: its language model, or its vision tower as well.",
+)
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
 def command(
@@ -34,6 +42,7 @@ def command(
     output: str | None,
     max_model_len: int | None,
     num_speculative_tokens: int | None,
+    components: str,
     locations: bool,
 ) -> int:
     """Lift TARGET, with --draft or without, to IR text. Reads configs and headers only."""
@@ -45,6 +54,7 @@ def command(
         draft,
         max_model_len=max_model_len,
         num_speculative_tokens=num_speculative_tokens,
+        components=components,
     )
     write_text(output, print_module(module, locations=locations))
     nodes = sum(len(g.nodes) for g in module.graphs.values())

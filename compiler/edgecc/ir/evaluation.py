@@ -60,7 +60,7 @@ def check_cast(
 def match_shape(
     what: str, shape: Sequence[int], expected: TensorType, binding: dict[str, int]
 ) -> None:
-    """Check a shape against a type and learn the values of symbols that are whole axes.
+    """Check a shape against a type and learn the values of symbols that alone make an axis.
 
     Args:
         what: What has the shape, for messages.
@@ -75,8 +75,9 @@ def match_shape(
     for size, dim in zip(shape, expected.shape, strict=False):
         wanted = dim
         if isinstance(dim, DimExpr):
-            if len(dim.terms) == 1 and dim.terms[0][1] == 1:
-                binding.setdefault(dim.terms[0][0], max(size - dim.constant, 0))
+            if len(dim.terms) == 1 and dim.terms[0][1] > 0:
+                ((symbol, factor),) = dim.terms
+                binding.setdefault(symbol, max(size - dim.constant, 0) // factor)
             wanted = dim.substitute(binding)
         fits &= not isinstance(wanted, int) or wanted == size
     if not fits:

@@ -179,6 +179,10 @@ def _rope(site: _Site) -> Sequence[IndexRange]:
     return ANY, site.table(0)
 
 
+def _replace_rows(site: _Site) -> Sequence[IndexRange]:
+    return ANY, ANY, IndexRange(-1, site.shape(1)[0] - 1)
+
+
 def _cache_update(site: _Site) -> Sequence[IndexRange]:
     return ANY, ANY, IndexRange(0, site.shape(0)[2] - site.shape(1)[1])
 
@@ -241,11 +245,15 @@ _RULES: Mapping[str, _Rule] = {
     "call": _call,
     "concat": _moves,
     "embedding": _embedding,
+    "embedding_bag": _embedding,
     "logged_delta_net": _logged_delta_net,
     "lookup": _embedding,
     "markov_chain": _markov_chain,
+    "merge_rows": _moves,
+    "multi_axis_rope": _rope,
     "pad": _moves,
     "position_ids": _position_ids,
+    "replace_rows": _replace_rows,
     "rope": _rope,
     "slice": _moves,
     "split": _moves,

@@ -22,6 +22,10 @@ Float32Array = NDArray[np.float32]
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types that can be computed; `dynamic` and `longrope` depend on the length at run time."""
 
+AXIAL = "axial"
+"""Type of vision towers: half of the dims turn with the row of a patch, half with its column, by
+the same frequencies."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeParams:
@@ -30,7 +34,7 @@ class RopeParams:
     Attributes:
         theta: Base of the geometric series of frequencies (`rope_theta`).
         dim: Rotated leading dimensions of each head, even: `int(head_dim * partial_rotary_factor)`.
-        rope_type: How frequencies are rescaled for longer contexts.
+        rope_type: How frequencies are rescaled for longer contexts, or `axial`.
         factor: Context extension (`linear`, `llama3`, `yarn`).
         original_max_position_embeddings: Context length before extension (`llama3`, `yarn`).
         low_freq_factor: `llama3`: wavelengths above `original / low_freq_factor` are rescaled.
@@ -63,6 +67,8 @@ class RopeParams:
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"dim must be even and positive, found {self.dim}")
+        if self.rope_type == AXIAL and self.dim % 4:
+            raise ValueError(f"axial rotation needs a multiple of 4 dims, found {self.dim}")
         if not (math.isfinite(self.theta) and self.theta > 1):
             raise ValueError(f"theta must be finite and above 1, found {self.theta}")
         if not (math.isfinite(self.factor) and self.factor >= 1):
@@ -125,6 +131,11 @@ def _default(params: RopeParams, powers: Float32Array) -> tuple[Float32Array, fl
     return np.float32(1) / powers, 1.0
 
 
+def _axial(params: RopeParams, powers: Float32Array) -> tuple[Float32Array, float]:
+    """Those of half as many dims, twice: transformers' compute_axial_rope_parameters."""
+    return np.tile(np.float32(1) / powers[::2], 2), 1.0
+
+
 def _linear(params: RopeParams, powers: Float32Array) -> tuple[Float32Array, float]:
     return (np.float32(1) / powers) / np.float32(params.factor), 1.0
 
@@ -181,6 +192,7 @@ def _yarn_attention_factor(params: RopeParams) -> float:
 
 
 _RESCALE: dict[str, Callable[[RopeParams, Float32Array], tuple[Float32Array, float]]] = {
+    AXIAL: _axial,
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

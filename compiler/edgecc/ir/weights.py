@@ -435,7 +435,7 @@ def _whole_groups(weight: Weight, start: int, stop: int | None) -> tuple[int, in
 
 
 def _stored(reader: TensorReader, key: str, component: Component, start: int, stop: int) -> Array:
-    """One component from a file, which may spell its shape with more or fewer axes of size 1."""
+    """One component from a file, which may spell the axes after the first in another way."""
     if not component.rows:
         return reader.read(key).reshape(component.shape)
     return reader.read(key, *component.cut(start, stop)).reshape((-1, *component.shape[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import ml_dtypes
@@ -16,10 +17,15 @@ from edgecc.errors import LegalizeError
 from edgecc.ir import Builder, DType, Interpreter, Module, SymbolRange, sym
 from edgecc.ir.ops.attention import RopeAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.control import CallAttributes
-from edgecc.ir.ops.elementwise import CastAttributes
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.elementwise import CastAttributes, GeluAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
+from edgecc.ir.ops.vision import (
+    MergeRowsAttributes,
+    MultiAxisRopeAttributes,
+    MultiHeadAttentionAttributes,
+)
 from edgecc.roles import Role
 from helpers.lowering import (
     GRAPH,
@@ -493,6 +499,168 @@ def constants(random: np.random.Generator, batch: int, rows: int) -> Case:
         "sum": wide(x) + y,
     }
     return Case(build, {"y": y}, expected, {"tolerance": 1e-7})
+
+
+@case("layer_norm")
+def layer_norm(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Far from zero, with 16-bit weights."""
+    x = normal(random, batch, rows, 48) + np.float32(9)
+    w, bias = (normal(random, 48).astype(ml_dtypes.bfloat16) for _ in "wb")
+
+    def build(b: GraphBuilder) -> None:
+        weights = (b.dense("w", w), b.dense("bias", bias))
+        attrs = LayerNormAttributes(1e-6)
+        b.give("y", b.op("layer_norm", b.take("x", (B, T, 48)), weights=weights, attrs=attrs))
+
+    mean = wide(x).mean(-1, keepdims=True)
+    deviation = np.sqrt(((wide(x) - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
+    y = (wide(x) - mean) / deviation * wide(w) + wide(bias)
+    return Case(build, {"x": x}, {"y": y})
+
+
+def _gelu(random: np.random.Generator, batch: int, rows: int, approximate: str) -> Case:
+    x = _spread(random, batch, rows)
+
+    def build(b: GraphBuilder) -> None:
+        attrs = GeluAttributes(approximate)
+        b.give("y", b.op("gelu", b.take("x", (B, T, 12)), attrs=attrs))
+
+    share = np.vectorize(NormalDist().cdf)(wide(x))
+    if approximate == "tanh":
+        share = (1 + np.tanh(np.sqrt(2 / np.pi) * (wide(x) + 0.044715 * wide(x) ** 3))) / 2
+    return Case(build, {"x": x}, {"y": wide(x) * share})
+
+
+@case("gelu")
+def gelu_exact(random: np.random.Generator, batch: int, rows: int) -> Case:
+    return _gelu(random, batch, rows, "none")
+
+
+@case("gelu")
+def gelu_tanh(random: np.random.Generator, batch: int, rows: int) -> Case:
+    return _gelu(random, batch, rows, "tanh")
+
+
+def _multi_axis_rope(
+    random: np.random.Generator, batch: int, rows: int, axes: tuple[int, ...], head_dim: int
+) -> Case:
+    """Two layers that share cosines and sines, as complex rotations."""
+    half, count = len(axes), max(axes) + 1
+    x, positions = (
+        normal(random, batch, rows, 2 * head_dim),
+        random.integers(0, 64, (count, batch, rows)),
+    )
+    angle = random.uniform(-3, 3, (64, half)).astype(np.float32)
+    cos, sin = np.cos(angle), np.sin(angle)
+
+    def build(b: GraphBuilder) -> None:
+        tables = (b.dense("cos", cos), b.dense("sin", sin))
+        taken = b.take("x", (B, T, 2 * head_dim)), b.take("p", (count, B, T), DType.I64)
+        attrs = MultiAxisRopeAttributes(2, axes)
+        y = b.op("multi_axis_rope", *taken, weights=tables, attrs=attrs)
+        b.give("y", y)
+        b.give("z", b.op("multi_axis_rope", y, taken[1], weights=tables, attrs=attrs))
+
+    where = np.stack([positions[axis] for axis in axes], axis=-1)
+    turn = (wide(cos) + 1j * wide(sin))[where, np.arange(half)][:, :, None]
+
+    def turned(values: Array) -> Array:
+        heads = values.reshape(batch, rows, 2, head_dim)
+        z = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * turn
+        parts = [z.real, z.imag, heads[..., 2 * half :]]
+        return np.concatenate(parts, axis=-1).reshape(values.shape)
+
+    y = turned(wide(x))
+    return Case(build, {"x": x, "p": positions}, {"y": y, "z": turned(y)})
+
+
+@case("multi_axis_rope")
+def axial_rope_of_whole_heads(random: np.random.Generator, batch: int, rows: int) -> Case:
+    return _multi_axis_rope(random, batch, rows, (0,) * 9 + (1,) * 9, 36)
+
+
+@case("multi_axis_rope")
+def interleaved_rope_of_a_part_of_a_head(
+    random: np.random.Generator, batch: int, rows: int
+) -> Case:
+    return _multi_axis_rope(random, batch, rows, (0, 1, 2, 0, 1, 2, 0, 0), 64)
+
+
+@case("multi_head_attention")
+def multi_head_attention(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """Heads of 72, as vision towers have."""
+    operands = {name: normal(random, batch, rows, 3 * 72) for name in "qkv"}
+
+    def build(b: GraphBuilder) -> None:
+        taken = [b.take(name, (B, T, 216)) for name in operands]
+        attrs = MultiHeadAttentionAttributes(3, 0.2)
+        b.give("y", b.op("multi_head_attention", *taken, attrs=attrs))
+
+    q, k, v = (wide(x).reshape(batch, rows, 3, 72) for x in operands.values())
+    shares = np.exp(0.2 * np.einsum("bihd,bjhd->bhij", q, k))
+    shares /= shares.sum(-1, keepdims=True)
+    y = np.einsum("bhij,bjhd->bihd", shares, v).reshape(batch, rows, 216)
+    return Case(build, operands, {"y": y})
+
+
+@case("merge_rows")
+def merge_rows(random: np.random.Generator, batch: int, rows: int) -> Case:
+    x = normal(random, batch, 4 * rows, 6)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("x", (B, 4 * T, 6))
+        b.give("y", b.op("merge_rows", taken, attrs=MergeRowsAttributes(4)))
+
+    y = np.concatenate([x[:, i::4] for i in range(4)], axis=-1)
+    return Case(build, {"x": x}, {"y": y}, {"tolerance": 0.0})
+
+
+@case("replace_rows")
+def replace_rows(random: np.random.Generator, batch: int, rows: int) -> Case:
+    x, new = normal(random, batch, rows, 6), normal(random, 4, 6)
+    index = random.integers(-1, 4, (batch, rows))
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("x", (B, T, 6)), b.take("new", (R, 6)), b.take("i", (B, T), DType.I64)
+        b.give("y", b.op("replace_rows", *taken))
+
+    y = np.where(index[..., None] < 0, x, new[index])
+    return Case(build, {"x": x, "new": new, "i": index}, {"y": y}, {"tolerance": 0.0})
+
+
+@case("replace_rows")
+def replace_no_rows(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """A call for text: what the rows hold is of no account."""
+    x, none = normal(random, batch, rows, 6), np.full((1, 6), np.nan, np.float32)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("x", (B, T, 6)), b.take("new", (R, 6)), b.take("i", (B, T), DType.I64)
+        b.give("y", b.op("replace_rows", *taken))
+
+    index = np.full((batch, rows), -1)
+    return Case(build, {"x": x, "new": none, "i": index}, {"y": x}, {"tolerance": 0.0})
+
+
+def _embedding_bag(random: np.random.Generator, batch: int, rows: int, table: Array) -> Case:
+    ids, factors = random.integers(0, 50, (batch, rows, 4)), normal(random, batch, rows, 4)
+
+    def build(b: GraphBuilder) -> None:
+        taken = b.take("ids", (B, T, 4), DType.I64), b.take("factors", (B, T, 4))
+        b.give("y", b.op("embedding_bag", *taken, weights=(b.dense("table", table),)))
+
+    y = np.einsum("btk,btkh->bth", wide(factors), wide(table)[ids])
+    return Case(build, {"ids": ids, "factors": factors}, {"y": y})
+
+
+@case("embedding_bag")
+def embedding_bag_f32(random: np.random.Generator, batch: int, rows: int) -> Case:
+    return _embedding_bag(random, batch, rows, normal(random, 50, 24))
+
+
+@case("embedding_bag")
+def embedding_bag_bf16(random: np.random.Generator, batch: int, rows: int) -> Case:
+    table = normal(random, 50, 24).astype(ml_dtypes.bfloat16)
+    return _embedding_bag(random, batch, rows, table)
 
 
 @case("unsqueeze")

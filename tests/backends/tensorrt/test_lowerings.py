@@ -21,12 +21,17 @@ from edgecc.errors import LegalizeError, UnsupportedError
 from edgecc.ir import Builder, Dense, DType, Interpreter, Module, Role, SymbolRange, sym
 from edgecc.ir.encodings import NVFP4, Int4, parse_encoding
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
-from edgecc.ir.ops.elementwise import CastAttributes
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.elementwise import CastAttributes, GeluAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
+from edgecc.ir.ops.vision import (
+    MergeRowsAttributes,
+    MultiAxisRopeAttributes,
+    MultiHeadAttentionAttributes,
+)
 from edgecc.ir.quantize import quantize
 from edgecc.ir.types import substitute
 from edgecc.ir.weights import Inline, Weight
@@ -164,6 +169,48 @@ def replayed(n: Net) -> object:
     return y
 
 
+def multi_axis_rope(n: Net, width: int = 128, axes=(0, 1, 2, 0, 1, 2, 0, 0)) -> object:
+    x = n.take(width=width)
+    count = max(axes) + 1
+    positions = n.input("positions", I64, (count, sym("b"), sym("t")), Role.POSITIONS)
+    tables = [n.dense(name, (40, len(axes))) for name in ("cos", "sin")]
+    attrs = MultiAxisRopeAttributes(2, axes)
+    first = n.op("multi_axis_rope", x, positions, weights=tables, attrs=attrs)
+    return n.op("multi_axis_rope", first, positions, weights=tables, attrs=attrs)
+
+
+def encoder(n: Net) -> object:
+    """Heads of 72, as vision towers have, four rows to a token."""
+    rows = 4 * sym("t")
+    q, k, v = (n.take(name, 144, rows=rows) for name in "qkv")
+    y = n.op("multi_head_attention", q, k, v, attrs=MultiHeadAttentionAttributes(2, 0.1))
+    return n.op("merge_rows", y, attrs=MergeRowsAttributes(4))
+
+
+def replaced(n: Net) -> object:
+    index = n.input("index", I64, (sym("b"), sym("t")), Role.IMAGE_ROWS)
+    features = n.input("features", F32, (1, 3, 64), Role.IMAGE_FEATURES)
+    features = n.op("squeeze", features, attrs=AxisAttributes(0))
+    return n.op("replace_rows", n.take(dtype=F32), features, index)
+
+
+def bag(n: Net) -> object:
+    shape = (sym("b"), sym("t"), 4)
+    ids = n.input("ids", I64, shape, Role.INTERPOLATION_IDS)
+    factors = n.input("factors", F32, shape, Role.INTERPOLATION_WEIGHTS)
+    return n.op("embedding_bag", ids, factors, weights=(n.dense("table", (25, 32), BF16),))
+
+
+def layer_norm(n: Net) -> object:
+    weights = n.dense("w", (64,)), n.dense("bias", (64,), BF16)
+    return n.op("layer_norm", n.take(), weights=weights, attrs=LayerNormAttributes(1e-6))
+
+
+def gelus(n: Net) -> object:
+    x = n.op("gelu", n.take(), attrs=GeluAttributes("tanh"))
+    return n.op("gelu", x, attrs=GeluAttributes("none"))
+
+
 NETS: dict[str, Callable[[Net], object]] = {
     "add": lambda n: both(n, "add"),
     "mul": lambda n: both(n, "mul"),
@@ -186,6 +233,13 @@ NETS: dict[str, Callable[[Net], object]] = {
         weights=(n.dense("scale", ()),),
         attrs=FakeQuantizeAttributes("nvfp4<block=16>"),
     ),
+    "layer_norm": layer_norm,
+    "gelu": gelus,
+    "multi_axis_rope": multi_axis_rope,
+    "multi_head_attention": encoder,
+    "merge_rows": encoder,
+    "replace_rows": replaced,
+    "embedding_bag": bag,
     "linear": lambda n: linear(n, n.dense("w", (64, 64), BF16), bias=True),
     "embedding": chosen,
     "argmax": chosen,

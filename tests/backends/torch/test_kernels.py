@@ -17,12 +17,17 @@ from edgecc.errors import RequestError
 from edgecc.ir import DType
 from edgecc.ir.ops import OPS
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
-from edgecc.ir.ops.elementwise import CastAttributes
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.elementwise import GELUS, CastAttributes, GeluAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.ops.sampling import ArgmaxAttributes, MarkovChainAttributes
 from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
+from edgecc.ir.ops.vision import (
+    MergeRowsAttributes,
+    MultiAxisRopeAttributes,
+    MultiHeadAttentionAttributes,
+)
 from helpers.ops import Array, Case, assert_same_bits, check_reference, run_op, values
 from helpers.oracle import assert_close, on_devices, op_cases, oracle
 from helpers.weights import dense, packed
@@ -206,7 +211,52 @@ def cast(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(values(rng, n.b, n.s, 5, scale=4), attrs=attrs)
 
 
+def layer_norm(rng: np.random.Generator, n: Sizes) -> Case:
+    weights = [dense(values(rng, 5)) for _ in "wb"]
+    return plain(values(rng, n.b, n.s, 5), weights=weights, attrs=LayerNormAttributes(1e-5))
+
+
+def multi_axis_rope(rng: np.random.Generator, n: Sizes) -> Case:
+    positions, weights = rng.integers(0, CAPACITY, (3, n.b, n.s)), tables(rng)
+    axes = tuple(rng.integers(0, 3, weights[0].shape[1]).tolist())
+    x, attrs = values(rng, n.b, n.s, n.group * HEAD), MultiAxisRopeAttributes(n.group, axes)
+    return plain(x, positions, weights=weights, attrs=attrs)
+
+
+def multi_head_attention(rng: np.random.Generator, n: Sizes) -> Case:
+    operands = [values(rng, n.b, n.s, n.group * HEAD) for _ in "qkv"]
+    return plain(*operands, attrs=MultiHeadAttentionAttributes(n.group, 0.3))
+
+
+def merge_rows(rng: np.random.Generator, n: Sizes) -> Case:
+    return plain(values(rng, n.b, n.s * n.group, 3), attrs=MergeRowsAttributes(n.group))
+
+
+def replace_rows(rng: np.random.Generator, n: Sizes) -> Case:
+    rows = n.group - 1  # sometimes none
+    index = rng.integers(-1, rows, (n.b, n.s))
+    return plain(values(rng, n.b, n.s, 3), values(rng, rows, 3), index)
+
+
+def embedding_bag(rng: np.random.Generator, n: Sizes) -> Case:
+    table = packed(rng, 6, 8).weight if n.causal else dense(values(rng, 6, 3), DType.BF16)
+    shape = (n.b, n.s, n.group)
+    return plain(rng.integers(0, 6, shape), values(rng, *shape), weights=[table])
+
+
+def gelu(rng: np.random.Generator, n: Sizes) -> Case:
+    attrs = GeluAttributes(GELUS[n.causal])
+    return plain(values(rng, n.b, n.s, 5, scale=4), attrs=attrs)
+
+
 RANDOM: Mapping[str, Make] = {
+    "gelu": gelu,
+    "layer_norm": layer_norm,
+    "multi_axis_rope": multi_axis_rope,
+    "multi_head_attention": multi_head_attention,
+    "merge_rows": merge_rows,
+    "replace_rows": replace_rows,
+    "embedding_bag": embedding_bag,
     "causal_conv1d": causal_conv1d,
     "gated_delta_net": gated_delta_net,
     "logged_delta_net": logged_delta_net,
@@ -335,6 +385,15 @@ ROWS, SMALL = np.ones((1, 2, 2)), np.ones((1, 1, 8, 2))
             table(4),
             AttentionAttributes(1, 1, 1.0),
         ),
+        ("replace_rows", [ROWS, np.zeros((1, 2)), np.array([[0, 1]])], [], None),
+        ("replace_rows", [ROWS, np.zeros((1, 2)), np.array([[0, -2]])], [], None),
+        (
+            "multi_axis_rope",
+            [ROWS, np.array([[[0, 4]], [[0, 0]]])],
+            table(4),
+            MultiAxisRopeAttributes(1, (1,)),
+        ),
+        ("embedding_bag", [np.array([[5]]), np.ones((1, 1))], [dense(np.ones((5, 4)))], None),
         (
             "markov_chain",
             [np.zeros((1, 2, 3)), np.array([3])],

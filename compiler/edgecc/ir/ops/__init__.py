@@ -18,6 +18,7 @@ from edgecc.ir.ops import (
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.ir.ops.base import Attributes, EvalContext, Op, Trait, TypeRuleError, WeightView
 
@@ -34,6 +35,7 @@ OPS: Mapping[str, Op[Any]] = {
         sampling,
         control,
         constant,
+        vision,
     )
     for op in family.OPS
 }

@@ -145,7 +145,7 @@ def attend(
 
 
 def look_up(tables: Sequence[WeightView], positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines `[b, s, R/2]` at i64 positions `[b, s]`.
+    """Cosines and sines `[..., R/2]` at i64 positions `[...]`.
 
     Raises:
         RequestError: The tables have no such position.
@@ -179,7 +179,8 @@ def _check_attention(
     return TensorType(q.dtype, (*q.shape[:2], v_cache.shape[3] * attrs.heads))
 
 
-def _check_tables(weights: Sequence[Weight], head_dim: Dim) -> None:
+def check_tables(weights: Sequence[Weight], head_dim: Dim) -> None:
+    """Check that rotary tables fit heads of this width."""
     cos, sin = weights
     require_equal("rank of cos", len(cos.shape), 2)
     require_equal("shape of sin", sin.shape, cos.shape)
@@ -218,7 +219,7 @@ class Rope(Op[RopeAttributes]):
             isinstance(width, int) and attrs.heads > 0 and width % attrs.heads == 0,
             f"the last axis of {x} must divide into {attrs.heads} heads",
         )
-        _check_tables(weights, int(str(width)) // attrs.heads)
+        check_tables(weights, int(str(width)) // attrs.heads)
         return (x,)
 
     def evaluate(
@@ -346,7 +347,7 @@ class CachedAttention(Op[AttentionAttributes]):
         )
         require(len(weights) != 1, "give both rotary tables or none")
         if weights:
-            _check_tables(weights, k_cache.shape[3])
+            check_tables(weights, k_cache.shape[3])
         return (out, k_cache, v_cache)
 
     def evaluate(

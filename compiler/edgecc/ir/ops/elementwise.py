@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,17 @@ from edgecc.ir.weights import Weight
 CASTS = (DType.F64, DType.F32, DType.BF16, DType.F16)
 
 
+GELUS = ("none", "tanh")
+"""Forms of GELU: exact, by the error function; and approximate, by a hyperbolic tangent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeluAttributes(Attributes):
+    """`approximate`: `none` or `tanh`."""
+
+    approximate: str = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class CastAttributes(Attributes):
     """`dtype`: element type of the result: `f64`, `f32`, `bf16` or `f16`."""
@@ -43,6 +55,24 @@ def sigmoid(x: Array) -> Array:
 def silu(x: Array) -> Array:
     """`x * sigmoid(x)`."""
     return x * sigmoid(x)
+
+
+def erf(x: Array) -> Array:
+    """The error function, correctly rounded in float64 but for the last bit or two."""
+    values = (math.erf(v) for v in x.ravel().tolist())
+    return np.fromiter(values, np.float64, x.size).reshape(x.shape).astype(x.dtype)
+
+
+def gelu(x: Array, approximate: str) -> Array:
+    """`x * P(X <= x)` of a normal X, or its approximation by a hyperbolic tangent."""
+    half, one = x.dtype.type(0.5), x.dtype.type(1)
+    if approximate == "tanh":
+        inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
+        share: Array = one + np.tanh(inner)
+    else:
+        share = one + erf(x * x.dtype.type(math.sqrt(0.5)))
+    y: Array = half * x * share
+    return y
 
 
 class _Elementwise(Op[Attributes]):
@@ -137,6 +167,44 @@ class Swiglu(_Elementwise):
         return silu(operands[0]) * operands[1]
 
 
+class Gelu(Op[GeluAttributes]):
+    """Gaussian error linear unit: `x/2 * (1 + erf(x / sqrt(2)))`.
+
+    With `approximate = "tanh"`: `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`. The two differ
+    by up to 5e-4, so a model needs the one it was trained with.
+    """
+
+    name = "gelu"
+    attributes = GeluAttributes
+    operands = ("x",)
+    traits = Trait.ELEMENTWISE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: GeluAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of x."""
+        require_float("x", operands[0])
+        require(
+            attrs.approximate in GELUS,
+            f"approximate must be one of {', '.join(GELUS)}, got {attrs.approximate!r}",
+        )
+        return (operands[0],)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: GeluAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """See `gelu`."""
+        return (gelu(operands[0], attrs.approximate),)
+
+
 class Cast(Op[CastAttributes]):
     """X in another floating-point type, rounded to nearest, ties to even.
 
@@ -175,4 +243,4 @@ class Cast(Op[CastAttributes]):
         return (round_to(operands[0], DType(attrs.dtype)),)
 
 
-OPS = (Add(), Cast(), Mul(), Silu(), Sigmoid(), Swiglu())
+OPS = (Add(), Cast(), Gelu(), Mul(), Silu(), Sigmoid(), Swiglu())

@@ -38,6 +38,13 @@ class AddRmsNormAttributes(Attributes):
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNormAttributes(Attributes):
+    """`eps`: added to the variance."""
+
+    eps: float
+
+
 class RmsNorm(Op[RmsNormAttributes]):
     """`x / sqrt(mean(x^2) + eps) * w` over the last axis, or over each of its `groups`.
 
@@ -125,9 +132,57 @@ class AddRmsNorm(Op[AddRmsNormAttributes]):
         return _normalize(total, weights[0].dense(), attrs.eps), total
 
 
+class LayerNorm(Op[LayerNormAttributes]):
+    """`(x - mean) / sqrt(variance + eps) * w + bias` over the last axis.
+
+    F32 `[..., H]`, a weight and a bias `[H]`; the variance is that of the row itself (divided by
+    H).
+    """
+
+    name = "layer_norm"
+    attributes = LayerNormAttributes
+    operands = ("x",)
+    weights = ("weight", "bias")
+    traits = Trait.ROWWISE
+
+    def infer(
+        self,
+        operands: Sequence[TensorType],
+        weights: Sequence[Weight],
+        attrs: LayerNormAttributes,
+        scope: Scope,
+    ) -> tuple[TensorType, ...]:
+        """The type of x."""
+        (x,) = operands
+        require_float("x", x)
+        width = x.shape[-1] if x.rank else 0
+        require(
+            isinstance(width, int) and width > 0,
+            f"the last axis of {x} must have a known size above 0",
+        )
+        require(attrs.eps > 0, f"eps must be positive, got {attrs.eps}")
+        require_equal("shape of the weight", weights[0].shape, x.shape[-1:])
+        require_equal("shape of the bias", weights[1].shape, x.shape[-1:])
+        return (x,)
+
+    def evaluate(
+        self,
+        operands: Sequence[Array],
+        weights: Sequence[WeightView],
+        attrs: LayerNormAttributes,
+        ctx: EvalContext,
+    ) -> tuple[Array, ...]:
+        """Mean and variance in the evaluation dtype."""
+        x = np.ascontiguousarray(operands[0])
+        centered = x - np.mean(x, axis=-1, keepdims=True)
+        variance = np.mean(np.square(centered), axis=-1, keepdims=True)
+        normed = centered / np.sqrt(variance + x.dtype.type(attrs.eps))
+        return (normed * weights[0].dense() + weights[1].dense(),)
+
+
 def _normalize(x: Array, weight: Array, eps: float) -> Array:
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
     return x / np.sqrt(mean + x.dtype.type(eps)) * weight  # type: ignore[no-any-return]
 
 
-OPS = (RmsNorm(), AddRmsNorm())
+OPS = (RmsNorm(), AddRmsNorm(), LayerNorm())

@@ -11,6 +11,7 @@ from edgecc.testing.families import (
     sampling,
     shape,
     state,
+    vision,
 )
 from edgecc.testing.rules import Rule
 
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = tuple(
         constant,
         control,
         quantization,
+        vision,
     )
     for rule in family.RULES
 )

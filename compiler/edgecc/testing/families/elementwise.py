@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecc.ir.ops.elementwise import CastAttributes
+from edgecc.ir.ops.elementwise import GELUS, CastAttributes, GeluAttributes
 from edgecc.testing.expressions import Expr, Wanted
 from edgecc.testing.rules import Grow, Grower, Rule, apply, is_float
 
@@ -28,8 +28,13 @@ def _cast(grow: Grower, wanted: Wanted) -> Expr:
     return x
 
 
+def _gelu(grow: Grower, wanted: Wanted) -> Expr:
+    return apply("gelu", grow(wanted), attrs=GeluAttributes(grow.pick(*GELUS)))
+
+
 RULES = (
     *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid")),
     *(Rule(op, is_float, _binary(op)) for op in ("add", "mul", "swiglu")),
+    Rule("gelu", is_float, _gelu),
     Rule("cast", is_float, _cast),
 )

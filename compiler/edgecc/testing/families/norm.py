@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecc.ir.ops.norm import AddRmsNormAttributes, RmsNormAttributes
+from edgecc.ir.ops.norm import AddRmsNormAttributes, LayerNormAttributes, RmsNormAttributes
 from edgecc.testing.expressions import Apply, Expr, Wanted
 from edgecc.testing.rules import Grower, Rule, apply, is_float
 from edgecc.testing.weight_trees import WeightTree
@@ -46,8 +46,15 @@ def _fused(grow: Grower, wanted: Wanted) -> Expr:
     return Apply("add_rms_norm", (a, b), weights, AddRmsNormAttributes(1e-5), index)
 
 
+def _layer_norm(grow: Grower, wanted: Wanted) -> Expr:
+    width = last_axis(wanted)
+    weights = grow.weight(width), grow.weight(width)
+    return apply("layer_norm", grow(wanted), weights=weights, attrs=LayerNormAttributes(1e-5))
+
+
 RULES = (
     Rule("add_rms_norm", _has_width, _fused),
     Rule("rms_norm", _has_width, _rms_norm),
+    Rule("layer_norm", _has_width, _layer_norm),
     Rule("add", _has_width, _residual, uses=("rms_norm",)),
 )

@@ -1,0 +1,57 @@
+"""What the runtime must know to read images: the `vision` part of `bundle.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """Sizes, normalization and placeholder tokens of images.
+
+    Attributes:
+        patch_size: Pixels along either side of a patch.
+        temporal_patch_size: Frames of a patch; a still image is repeated.
+        merge_size: Patches along either side of the block that becomes one token.
+        grid_size: Learned position embeddings along either side of their grid.
+        min_pixels: Smaller images are enlarged to this area.
+        max_pixels: Larger ones are reduced to it.
+        mean: Subtracted from each colour, of values in 0..1.
+        std: What each colour is then divided by.
+        max_tokens: Most tokens of one image that the compiled tower takes.
+        image_token_id: Placeholder of an image in a prompt, and of each of its tokens.
+    """
+
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    grid_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_tokens: int
+    image_token_id: int
+
+    @property
+    def factor(self) -> int:
+        """Pixels along either side of what becomes one token."""
+        return self.patch_size * self.merge_size
+
+    @classmethod
+    def from_metadata(cls, vision: Mapping[str, Any]) -> ImageConfig:
+        """From the `vision` part of a manifest, or of a module's metadata."""
+        return cls(
+            patch_size=vision["patch_size"],
+            temporal_patch_size=vision["temporal_patch_size"],
+            merge_size=vision["spatial_merge_size"],
+            grid_size=vision["grid_size"],
+            min_pixels=vision["min_pixels"],
+            max_pixels=vision["max_pixels"],
+            mean=tuple(vision["image_mean"]),
+            std=tuple(vision["image_std"]),
+            max_tokens=vision["max_image_tokens"],
+            image_token_id=vision["image_token_id"],
+        )

@@ -1,0 +1,156 @@
+"""Image files to pixels: decoding and resizing, with Pillow.
+
+Pillow is an optional extra, imported when the first image is read. Only formats that are plain
+pixels are opened; those that Pillow hands to other programs are not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecc.errors import EdgeccError, RequestError, ResourceError, UnsupportedError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels: TypeAlias = NDArray[np.uint8]
+"""RGB, `[height, width, 3]`."""
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image"
+"""A file, the bytes of one, or an image that Pillow has opened."""
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is opened. Of animations and of files with several pages, the first one."""
+
+MAX_AREA = 89_478_485
+"""Pixels of the largest image that is decoded: a small file can name any size. It is the number
+from which on Pillow warns."""
+
+_WHITE = (255, 255, 255, 255)
+
+
+def read_image(source: ImageSource, where: str) -> Image:
+    """An image as RGB, the right way up.
+
+    As transformers does it: turned by the orientation that cameras note (EXIF), transparent parts
+    on white. (Its loader of files drops transparency instead, which shows colours that nobody was
+    meant to see; its processor, and the tools of the models' publisher, do as here.)
+
+    Args:
+        source: The image.
+        where: What messages call it.
+
+    Raises:
+        RequestError: It is no image, damaged, truncated, or too large.
+        ResourceError: The file cannot be read.
+        UnsupportedError: Pillow is not installed.
+    """
+    pillow = _pillow()
+    try:
+        if isinstance(source, pillow.Image.Image):
+            return _rgb(_decoded(source, pillow, where), pillow)
+        with _stream(source, where) as stream:
+            image = pillow.Image.open(stream, formats=FORMATS)
+            return _rgb(_decoded(image, pillow, where), pillow)
+    except (EdgeccError, MemoryError):
+        raise
+    except (pillow.Image.DecompressionBombError, pillow.Image.DecompressionBombWarning) as error:
+        raise _too_large(where, str(error)) from error
+    except pillow.UnidentifiedImageError as error:
+        raise RequestError(
+            "image/unknown-format",
+            "this is no image that can be read",
+            where=where,
+            help=f"formats: {', '.join(FORMATS)}",
+        ) from error
+    except Exception as error:  # decoders raise whatever their damaged input leads them to
+        raise RequestError(
+            "image/damaged",
+            f"the image cannot be decoded: {error}",
+            where=where,
+            help="the file is truncated or damaged: make or fetch it again",
+        ) from error
+
+
+def resize(image: Image, height: int, width: int) -> Pixels:
+    """An RGB image in another size, bicubic with antialiasing, rounded to whole grey levels."""
+    resized = image.resize((width, height), resample=_pillow().Image.Resampling.BICUBIC)
+    return np.asarray(resized)
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise UnsupportedError(
+            "image/no-pillow",
+            "reading images needs Pillow, which is not installed",
+            help="pip install 'edgecc[vision]'",
+        ) from error
+    return PIL
+
+
+def _stream(source: ImageSource, where: str) -> IO[bytes]:
+    """The bytes of a file.
+
+    Raises:
+        RequestError: The source is something else.
+        ResourceError: It cannot be read.
+    """
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if not isinstance(source, str | os.PathLike):
+        raise RequestError(
+            "image/bad-source",
+            f"an image is a path, the bytes of a file, or a Pillow image, not a "
+            f"{type(source).__name__}",
+            where=where,
+        )
+    try:
+        return Path(source).open("rb")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ResourceError(
+            "image/unreadable", f"cannot read the image: {reason}", where=where
+        ) from error
+
+
+def _decoded(image: Image, pillow: Any, where: str) -> Image:
+    """The pixels themselves, the right way up; files are only decoded here.
+
+    Raises:
+        RequestError: There are too many, or none.
+    """
+    width, height = image.size
+    if width * height > MAX_AREA:
+        raise _too_large(where, f"{width} x {height} pixels, at most {MAX_AREA} in all")
+    if not width or not height:
+        raise RequestError("image/empty", f"{width} x {height} pixels", where=where)
+    image.load()
+    upright: Image = pillow.ImageOps.exif_transpose(image)
+    return upright
+
+
+def _rgb(image: Image, pillow: Any) -> Image:
+    """Without transparency: what is behind it is white."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    layers = pillow.Image.new("RGBA", image.size, _WHITE), image.convert("RGBA")
+    flat: Image = pillow.Image.alpha_composite(*layers)
+    return flat.convert("RGB")
+
+
+def _too_large(where: str, message: str) -> RequestError:
+    return RequestError(
+        "image/too-large",
+        f"the image is too large: {message}",
+        where=where,
+        help="make it smaller: the model sees no more than its own largest size",
+    )

@@ -1,0 +1,114 @@
+"""Images in the messages of a chat, in the order in which templates write their placeholders.
+
+The content of a message is a string, or a list of parts. Two kinds of parts hold images:
+`{"type": "image", "image": SOURCE}` with a path, the bytes of a file or a Pillow image, and
+`{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, as in the OpenAI API.
+Nothing is fetched from a network.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgecc.backends.runtime.image_files import ImageSource
+from edgecc.errors import RequestError
+
+_DATA_URL = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE)
+
+
+def images_of(
+    messages: Sequence[Mapping[str, Any]], *, allow_files: bool = True
+) -> list[ImageSource]:
+    """The images of a chat, in order.
+
+    Args:
+        messages: The chat.
+        allow_files: Whether paths may be read. A server says no: its clients have no business with
+            its files.
+
+    Raises:
+        RequestError: A part is malformed, or is an image from somewhere else.
+    """
+    return [
+        _source(part, f"messages[{i}].content[{j}]", allow_files=allow_files)
+        for i, message in enumerate(messages)
+        for j, part in _parts(message)
+    ]
+
+
+def without_sources(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same chat for a template, which only needs to know where images are, not what."""
+    rendered = []
+    for message in messages:
+        places = {j for j, _ in _parts(message)}
+        changed = dict(message)
+        if places:
+            changed["content"] = [
+                {"type": "image", "image": ""} if j in places else part
+                for j, part in enumerate(message["content"])
+            ]
+        rendered.append(changed)
+    return rendered
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Parts that are images. Templates tell them by their type or by having such a key."""
+    content = message.get("content")
+    for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+        kinds = ("image", "image_url")
+        if isinstance(part, Mapping) and (
+            part.get("type") in kinds or any(kind in part for kind in kinds)
+        ):
+            yield j, part
+
+
+def _source(part: Mapping[str, Any], where: str, *, allow_files: bool) -> ImageSource:
+    if "image_url" in part:
+        url = part["image_url"]
+        url = url.get("url") if isinstance(url, Mapping) else url
+        return _decoded(url, f"{where}.image_url")
+    if "image" not in part:
+        raise RequestError(
+            "image/no-source",
+            "this part is an image, but has neither image nor image_url",
+            where=where,
+            help='for example {"type": "image", "image": "cat.png"}',
+        )
+    image: ImageSource = part["image"]
+    if isinstance(image, str) and image[:5].lower() == "data:":
+        return _decoded(image, f"{where}.image")
+    if not allow_files and not isinstance(image, bytes):
+        raise RequestError(
+            "image/no-files",
+            "images are given by their bytes, not by the name of a file",
+            where=f"{where}.image",
+            help="send it as a data URL: data:image/png;base64,...",
+        )
+    return image
+
+
+def _decoded(url: object, where: str) -> bytes:
+    """The bytes of a data URL."""
+    if not isinstance(url, str):
+        raise RequestError(
+            "image/bad-url", f"a URL is a string, not a {type(url).__name__}", where=where
+        )
+    found = _DATA_URL.match(url)
+    if found is None:
+        shown = url if len(url) <= 40 else f"{url[:37]}..."
+        raise RequestError(
+            "image/remote",
+            f"{shown!r} is no data URL of an image: nothing is fetched from elsewhere",
+            where=where,
+            help="send the bytes: data:image/png;base64,...",
+        )
+    try:
+        return base64.b64decode(url[found.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(
+            "image/bad-base64", f"the data URL is not base64: {error}", where=where
+        ) from error

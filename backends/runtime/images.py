@@ -1,0 +1,104 @@
+"""Images as a vision tower takes them.
+
+`prepare` is the way in: files in, one `PreparedImage` each out, with all inputs of the tower and
+the number of tokens the image becomes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.backends.base import Array, FloatArray, IntArray, Role
+from edgecc.backends.runtime.image_config import ImageConfig
+from edgecc.backends.runtime.image_files import ImageSource, read_image, resize
+from edgecc.backends.runtime.image_grid import (
+    Grid,
+    fitted_size,
+    interpolation,
+    normalized,
+    patches,
+)
+from edgecc.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedImage:
+    """One image, ready for the tower.
+
+    Attributes:
+        grid: Its patches.
+        pixel_values: f32 `[1, patches, 3 * T * P * P]`.
+        positions: Row and column of each patch, i64 `[2, 1, patches]`.
+        interpolation_ids: Learned position embeddings of each patch, i64 `[1, patches, 4]`.
+        interpolation_weights: Their weights, f32 `[1, patches, 4]`.
+    """
+
+    grid: Grid
+    pixel_values: FloatArray
+    positions: IntArray
+    interpolation_ids: IntArray
+    interpolation_weights: FloatArray
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the image becomes."""
+        return self.grid.tokens
+
+    @property
+    def inputs(self) -> dict[Role, Array]:
+        """The inputs of the tower."""
+        return {
+            Role.PIXEL_VALUES: self.pixel_values,
+            Role.POSITIONS: self.positions,
+            Role.INTERPOLATION_IDS: self.interpolation_ids,
+            Role.INTERPOLATION_WEIGHTS: self.interpolation_weights,
+        }
+
+
+def prepare(images: Sequence[ImageSource], config: ImageConfig) -> list[PreparedImage]:
+    """Read, resize and cut images into patches.
+
+    Args:
+        images: Paths, bytes of files, or Pillow images.
+        config: Of the bundle.
+
+    Raises:
+        RequestError: One is no image, damaged, too narrow, or has more tokens than fit.
+        ResourceError: A file cannot be read.
+        UnsupportedError: Pillow is not installed.
+    """
+    return [_prepare(image, config, _name(image, i)) for i, image in enumerate(images)]
+
+
+def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedImage:
+    image = read_image(source, where)
+    width, height = image.size
+    fitted = fitted_size(height, width, config, where)
+    grid = Grid(fitted[0] // config.patch_size, fitted[1] // config.patch_size, config.merge_size)
+    if grid.tokens > config.max_tokens:
+        raise RequestError(
+            "image/too-many-tokens",
+            f"the image has {grid.tokens} tokens ({fitted[1]} x {fitted[0]} pixels), the bundle "
+            f"takes images of at most {config.max_tokens}",
+            where=where,
+            help="make the image smaller, or compile with a larger --max-input-len",
+        )
+    pixels = normalized(resize(image, *fitted), config)
+    ids, factors = interpolation(grid, config.grid_size)
+    return PreparedImage(
+        grid=grid,
+        pixel_values=np.ascontiguousarray(patches(pixels, grid, config)[None]),
+        positions=grid.places()[:, None],
+        interpolation_ids=ids[None],
+        interpolation_weights=factors[None],
+    )
+
+
+def _name(source: ImageSource, index: int) -> str:
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return f"image {index + 1}"
