@@ -12,7 +12,7 @@ from edgecc.ir.core import Graph, Module
 from edgecc.ir.weights import WeightTable
 
 _UNREAD = ("input_scale",)
-"""Components that no engine reads: activations are not quantized."""
+"""Components that are not stored with a matrix: scales of activations are weights of their own."""
 
 
 @dataclass(frozen=True, slots=True)
