@@ -206,9 +206,17 @@ def _unary(layer: Any, x: list[Array]) -> list[Array]:
 
 
 def _activation(layer: Any, x: list[Array]) -> list[Array]:
-    assert layer.type.name == "SIGMOID"
     wide = x[0].astype(np.float64)
-    return [0.5 + 0.5 * np.tanh(wide / 2)]
+    functions = {
+        "SIGMOID": lambda: 0.5 + 0.5 * np.tanh(wide / 2),
+        "GELU_ERF": lambda: 0.5 * wide * (1 + _erf(wide * math.sqrt(0.5))),
+        "GELU_TANH": lambda: 0.5 * wide * (1 + np.tanh(_GELU * (wide + 0.044715 * wide**3))),
+    }
+    return [functions[layer.type.name]()]
+
+
+_GELU = math.sqrt(2 / math.pi)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _matmul(layer: Any, x: list[Array]) -> list[Array]:
@@ -305,9 +313,14 @@ def _kv_cache_update(layer: Any, x: list[Array]) -> list[Array]:
 
 
 def _rotary_embedding(layer: Any, x: list[Array]) -> list[Array]:
-    """Halves of the first dims are turned, the others stay."""
+    """Halves of the first dims are turned, the others stay.
+
+    Cosines and sines are those of all positions, or of the rows if no positions are given.
+    """
     assert not layer.interleaved
-    rows, (cos, sin) = x[0].copy(), (t[x[3]][:, None] for t in x[1:3])  # [b, 1, s, half]
+    positions = x[3] if len(x) > 3 else None
+    tables = x[1:3] if positions is None else (t[positions] for t in x[1:3])
+    rows, (cos, sin) = x[0].copy(), (t[:, None] for t in tables)  # [b, 1, s, half]
     half = layer.rotary_embedding_dim // 2
     first, second = x[0][..., :half], x[0][..., half : 2 * half]
     rows[..., :half] = first * cos - second * sin
@@ -316,11 +329,12 @@ def _rotary_embedding(layer: Any, x: list[Array]) -> list[Array]:
 
 
 def _attention(layer: Any, x: list[Array]) -> list[Array]:
-    """Softmax of the products plus the mask; a key head serves several query heads."""
+    """Softmax of the products plus the mask, if any; a key head serves several query heads."""
     attention = layer.attention
-    assert attention.mask is not None
     assert attention.norm_op.name == "SOFTMAX"
-    query, key, value, mask = x
+    query, key, value = x[:3]
+    assert (attention.mask is None) == (len(x) == 3 or x[3] is None)
+    mask = 0 if attention.mask is None else x[3]
     repeat = query.shape[1] // key.shape[1]
     key, value = (t.repeat(repeat, axis=1) for t in (key, value))
     scores = query @ key.swapaxes(-1, -2) + mask

@@ -307,6 +307,10 @@ def drawn(module: Module, rows: int) -> dict[str, np.ndarray]:
         shape = substitute(item.value.type.shape, {"b": 1, "t": rows})
         if item.role is Role.CACHE_LENGTH:
             return np.full(shape, 3)
+        if item.role is Role.COMMIT_LENGTH:  # rows behind the final ones have no valid outputs
+            return np.full(shape, rows)
+        if item.role is Role.IMAGE_ROWS:
+            return random.integers(-1, 3, shape)  # of three rows
         if item.value.type.dtype is I64:
             return random.integers(0, min(rows, 9), shape)  # the table has 9
         return random.standard_normal(shape).astype(np.float32)

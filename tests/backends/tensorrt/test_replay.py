@@ -133,9 +133,10 @@ def test_layers_share_what_depends_on_the_counts(trt):
 
 
 @pytest.mark.parametrize("device", ["sm86", "sm89", "sm120"])
-def test_it_builds(trt, device):
+def test_it_builds(trt, tmp_path, device):
     module = logged(Case(logged=8), most=32)
     session = Session(trt, get_device(device))
-    _, facts = build(session, module, module.graphs["graph"], lambda *_: None)
+    path = tmp_path / "graph.plan"
+    facts = build(session, module, module.graphs["graph"], (), path, lambda *_: None)
     aliases = [p["alias"] for p in facts["outputs"]]
     assert aliases == [None, "conv_state.0", "delta_state.0", "log.0"]
