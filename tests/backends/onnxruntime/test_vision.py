@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecc.backends.onnx import lower
 from edgecc.backends.onnxruntime import OrtEngine
 from edgecc.backends.runtime.image_config import ImageConfig
 from edgecc.backends.runtime.image_grid import Grid, interpolation, patches
@@ -23,7 +22,7 @@ from edgecc.passes.manager import PassManager
 from edgecc.roles import Role
 from helpers.checkpoints import Array
 from helpers.hybrid import FULL, HybridSizes
-from helpers.lowering import Files
+from helpers.lowering import Files, lower_onnx
 from helpers.vision import IMAGE, VisionSizes, write_vision_target
 from helpers.vision_reference import MultimodalTarget, Tower
 
@@ -42,7 +41,7 @@ class Engine:
         record = get_device(device)
         PassManager(default_pipeline(record)).run(module, PassContext(record))
         (folder / "bundle").mkdir()
-        artifact, _ = lower(module, record, folder / "bundle", lambda *_: None)
+        artifact, _ = lower_onnx(module, record, folder / "bundle")
         self.engine = OrtEngine(
             Files(folder / "bundle"), artifact.manifest, num_threads=1, progress=None
         )
