@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.artifact import check_artifact, damaged_artifact
+from edgecc.backends.schema import validator
 
 
 def check_engines(artifact: Mapping[str, Any]) -> None:
@@ -24,6 +25,14 @@ def check_engines(artifact: Mapping[str, Any]) -> None:
     finding = next(_contradictions(artifact), None)
     if finding is not None:
         raise damaged_artifact(finding)
+
+
+def engine_damage(facts: object) -> str:
+    """What is wrong with `engines.<graph>` of an artifact by itself; empty if nothing is."""
+    schema = validator(__package__, "artifact.schema.json")
+    engine = {"$ref": "#/$defs/engine", "$defs": dict(schema.schema)["$defs"]}
+    error = next(iter(schema.evolve(schema=engine).iter_errors(facts)), None)
+    return f"{error.json_path}: {error.message}"[:300] if error else ""
 
 
 def _contradictions(artifact: Mapping[str, Any]) -> Iterator[str]:
