@@ -31,6 +31,10 @@ def test_a_gpu_is_told_apart_from_a_slip(name):
     [
         ("CPU", "did you mean 'cpu'?"),
         ("onnxx", "did you mean 'onnx'?"),
+        ("SM120", "did you mean 'sm120'?"),
+        ("sm_89", "did you mean 'sm89'?"),
+        ("compute_86", "did you mean 'sm86'?"),
+        ("RTX", "did you mean 'rtx'?"),
         ("smooth", "valid: "),
         ("", "valid: "),
     ],

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress, Role
 from edgecc.backends.interface import Interface
 from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.tensorrt.artifact import check_engines
 from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, load_runtime
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState
@@ -117,7 +117,7 @@ def open_engine(
         BundleError: The manifest or an engine is damaged.
         ResourceError: The GPU has too little memory.
     """
-    check_artifact(artifact, __package__, "engines")
+    check_engines(artifact)
     _check_states(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])

@@ -241,7 +241,8 @@ def get_device(name: str) -> Device:
     """
     if name in DEVICES:
         return DEVICES[name]
-    if _GPU.match(name):
+    meant = re.sub(r"^(sm|compute)[-_]?(?=\d)", "sm", name.lower())
+    if meant not in DEVICES and _GPU.match(name):
         raise UnsupportedError(
             "device/unknown",
             f"unknown device {name!r}: no backend builds engines for this GPU",
@@ -250,5 +251,5 @@ def get_device(name: str) -> Device:
             "other runtimes read",
         )
     raise UnsupportedError(
-        "device/unknown", f"unknown device {name!r}", help=did_you_mean(name.lower(), DEVICES)
+        "device/unknown", f"unknown device {name!r}", help=did_you_mean(meant, DEVICES)
     )

@@ -29,8 +29,8 @@ from helpers.checkpoints import write_draft, write_target
 from helpers.eagle3 import write_eagle3
 from helpers.goldens import PAIRS, relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
+from helpers.plans import products
 from helpers.tensorrt_network import NetworkPair
-from helpers.trt_network import products
 
 torch = pytest.importorskip("torch")
 

@@ -328,10 +328,6 @@ def test_another_version_of_the_library(make):
         bundle.open(artifact)
 
 
-def _rename(engine):
-    engine["inputs"][0]["name"] = "other"
-
-
 def _retype(engine):
     engine["inputs"][0]["dtype"] = "bf16"
 
@@ -355,7 +351,6 @@ def _drop(engine):
 @pytest.mark.parametrize(
     ("edit", "finding"),
     [
-        (_rename, "in one of both only"),
         (_retype, "type of 'cache_length' is"),
         (_reshape, "shape of 'taps' is"),
         (_unalias, "overwrites k_cache.0, not None"),
@@ -370,6 +365,17 @@ def test_an_engine_that_is_not_what_the_manifest_says(make, edit, finding):
     with pytest.raises(BundleError, match="is not what the manifest says") as caught:
         bundle.open(artifact)
     assert finding in caught.value.diagnostics[0].message
+    assert bundle.cuda.memory == {}
+
+
+def test_an_engine_with_other_inputs_than_the_manifest_says(make):
+    bundle = make()
+    artifact = copy.deepcopy(bundle.artifact)
+    artifact["engines"]["target.body"]["inputs"][0]["name"] = "other"
+    step = artifact["programs"]["target"][0]
+    step["inputs"]["other"] = step["inputs"].pop("cache_length")
+    with pytest.raises(BundleError, match="in one of both only"):
+        bundle.open(artifact)
     assert bundle.cuda.memory == {}
 
 
