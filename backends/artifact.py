@@ -64,7 +64,7 @@ def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:
 def _bad_ports(
     inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]], made: set[str]
 ) -> Iterator[str]:
-    caches = {i["name"] for i in inputs if i["role"] == Role.KV_CACHE}
+    caches = {i["name"] for i in inputs if i["role"] in (Role.KV_CACHE, Role.STATE)}
     for port in (*inputs, *outputs):
         if port["role"] not in _ROLES:
             yield f"unknown role {port['role']!r}"
@@ -74,7 +74,7 @@ def _bad_ports(
         if port["value"] not in made:
             yield f"nothing makes the value {port['value']!r}"
         if port["alias"] is not None and port["alias"] not in caches:
-            yield f"{port['name']!r} overwrites no cache {port['alias']!r}"
+            yield f"{port['name']!r} overwrites no cache or state {port['alias']!r}"
 
 
 def _is_cache(shape: Sequence[int | str]) -> bool:

@@ -6,7 +6,7 @@ A bundle may come from anywhere: whatever it says, opening it works or raises Bu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from edgecc.backends.artifact import check_artifact, damaged_artifact
 from edgecc.backends.schema import validator
@@ -27,10 +27,10 @@ def check_engines(artifact: Mapping[str, Any]) -> None:
         raise damaged_artifact(finding)
 
 
-def engine_damage(facts: object) -> str:
+def engine_damage(facts: Any) -> str:
     """What is wrong with `engines.<graph>` of an artifact by itself; empty if nothing is."""
     schema = validator(__package__, "artifact.schema.json")
-    engine = {"$ref": "#/$defs/engine", "$defs": dict(schema.schema)["$defs"]}
+    engine = {"$ref": "#/$defs/engine", "$defs": cast(Mapping[str, Any], schema.schema)["$defs"]}
     error = next(iter(schema.evolve(schema=engine).iter_errors(facts)), None)
     return f"{error.json_path}: {error.message}"[:300] if error else ""
 

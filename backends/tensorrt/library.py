@@ -27,7 +27,6 @@ DATA_TYPES: Mapping[str, str] = {
     "i64": "INT64",
     "i32": "INT32",
     "i8": "INT8",
-    "i4": "INT4",
     "bool": "BOOL",
 }
 """Members of the library's `DataType` by the spelling of element types in IR and manifests."""
