@@ -27,10 +27,11 @@ def check_engines(artifact: Mapping[str, Any]) -> None:
         raise damaged_artifact(finding)
 
 
-def engine_damage(facts: object) -> str:
+def engine_damage(facts: Any) -> str:
     """What is wrong with `engines.<graph>` of an artifact by itself; empty if nothing is."""
     schema = validator(__package__, "artifact.schema.json")
-    engine = {"$ref": "#/$defs/engine", "$defs": dict(schema.schema)["$defs"]}
+    assert isinstance(schema.schema, Mapping)
+    engine = {"$ref": "#/$defs/engine", "$defs": schema.schema["$defs"]}
     error = next(iter(schema.evolve(schema=engine).iter_errors(facts)), None)
     return f"{error.json_path}: {error.message}"[:300] if error else ""
 

@@ -94,10 +94,12 @@ def test_one_update_layer_for_each_cache(trt):
 
 
 @pytest.mark.parametrize("device", ["sm86", "sm89", "sm120"])
-def test_a_chain_builds(trt, device):
+def test_a_chain_builds(trt, tmp_path, device):
     module = Chain(3, DType.BF16).done()
     session = Session(trt, get_device(device))
-    _, facts = build(session, module, module.graphs["graph"], lambda *_: None)
+    path = tmp_path / "engine.plan"
+    facts = build(session, module, module.graphs["graph"], (), path, lambda *_: None)
+    assert path.stat().st_size == facts["bytes"]
     assert [p["alias"] for p in facts["outputs"]][-2:] == ["k_cache", "v_cache"]
 
 

@@ -11,7 +11,7 @@ from edgecc.devices import get_device
 from edgecc.ir import Builder, DType, Module, Role
 
 
-def test_no_collection_starts_inside_a_callback(trt, monkeypatch):
+def test_no_collection_starts_inside_a_callback(trt, monkeypatch, tmp_path):
     logged, stepped = [], []
 
     def recording(library, errors):
@@ -24,14 +24,15 @@ def test_no_collection_starts_inside_a_callback(trt, monkeypatch):
 
         return Log()
 
-    monkeypatch.setattr(builder, "_logger", recording)
+    monkeypatch.setattr(builder, "error_log", recording)
     session, _second = (Session(trt, get_device("sm86")) for _ in range(2))
     assert logged  # at least that the second logger is another one
     b = Builder(Module("m"), "main")
     x = b.input("x", DType.F32, (2, 3), Role.ACTIVATION)
     b.output(b.op("add", x, x), "y", Role.ACTIVATION)
     graph = b.module.graphs["main"]
-    build(session, b.module, graph, lambda *step: stepped.append(gc.isenabled()))
+    path = tmp_path / "engine.plan"
+    build(session, b.module, graph, (), path, lambda *step: stepped.append(gc.isenabled()))
     assert stepped
     assert not any(logged + stepped)
     assert gc.isenabled()
