@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,8 @@ class TrtEngine:
         if not self._entries:
             return
         self._entries.clear()
-        self._state.stream.synchronize()
+        with suppress(BackendError):  # of a GPU that failed: its user has got it already
+            self._state.stream.synchronize()
         if self.rounds is not None:
             self.rounds.close()
             self.rounds = None

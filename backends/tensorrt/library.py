@@ -23,10 +23,10 @@ DATA_TYPES: Mapping[str, str] = {
     "bf16": "BF16",
     "f8e4m3": "FP8",
     "f4e2m1": "FP4",
+    "i4": "INT4",
     "i64": "INT64",
     "i32": "INT32",
     "i8": "INT8",
-    "i4": "INT4",
     "bool": "BOOL",
 }
 """Members of the library's `DataType` by the spelling of element types in IR and manifests."""
@@ -73,11 +73,11 @@ def load_library(name: str) -> Any:
     """The module `tensorrt_rtx` or `tensorrt`.
 
     Raises:
-        UnsupportedError: It is not installed, or cannot be loaded on this machine.
+        UnsupportedError: It is not installed, cannot be loaded on this machine, or is too old.
     """
     product, install = NAMES[name]
     try:
-        return importlib.import_module(name)
+        library = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "tensorrt/not-installed",
@@ -88,3 +88,10 @@ def load_library(name: str) -> Any:
         raise UnsupportedError(
             "tensorrt/cannot-load", f"{product} cannot be loaded: {error}", help=install
         ) from error
+    if not hasattr(library.INetworkDefinition, "add_kv_cache_update"):
+        raise UnsupportedError(
+            "tensorrt/too-old",
+            f"{product} {library.__version__} has no KV caches that are updated in place",
+            help=f"they came with TensorRT 10.15, JetPack's own may be older: {install}",
+        )
+    return library

@@ -41,7 +41,9 @@ class TestOk:
         result = edgecc("compile", target, "--draft", draft, "-o", out, *FAST, "--json")
         assert result.out.count("\n") == 1
         found = json.loads(result.out)
-        assert set(found) == {"bundle", "weight_bytes", "pipeline", "decisions", "findings"}
+        names = {"bundle", "weight_bytes", "pipeline", "decisions", "findings", "engines"}
+        assert set(found) == names
+        assert found["engines"] == []  # those that a builder makes
         assert found["bundle"] == str(out)
         assert found["weight_bytes"] > 0
         assert found["findings"] == []

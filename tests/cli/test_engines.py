@@ -5,6 +5,7 @@ Tests that take `trt` build for real; in the others, something before the builde
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from edgecc.backends.tensorrt.emitter import LOWERINGS
 from helpers.command_line import Command, arguments_of, environment, process
 from helpers.goldens import PAIRS
 
-NAMES = ("lm_head", "target.body", "draft.body", "draft.tail")
+NAMES = ("lm_head", "target.body", "target.tail", "draft.body", "draft.tail")
 GB = 10**9
 
 
@@ -50,9 +51,10 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(target: Path, out: Path, draft: Path | None = None, device: str = "sm120") -> list[Any]:
-    """Arguments of a compile."""
+    """Arguments of a compile; scales of random weights are not calibrated for activations."""
     pair = [] if draft is None else ["--draft", draft]
-    return ["compile", target, *pair, "-o", out, "--device", device, "--max-model-len", 64]
+    options = ["--device", device, "--max-model-len", 64, "--activations", "16bit"]
+    return ["compile", target, *pair, "-o", out, *options]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -64,12 +66,12 @@ def content(folder: Path) -> dict[str, bytes]:
 class TestCache:
     def test_what_is_told_of_a_first_build(self, built: tuple[Path, Path, str]) -> None:
         _, cache, err = built
-        assert "note[build/estimate]: building 4 engines for sm120 takes about" in err
+        assert "note[build/estimate]: building 5 engines for sm120 takes about" in err
         for name in NAMES:
             assert f"  note: {name}: about " in err
             assert f"edgecc: build {name} for sm120\n" in err
             assert f"engine {name} for sm120 built anew: none is in the cache yet (" in err
-        assert len(list(cache.glob("*/key.json"))) == 4
+        assert len(list(cache.glob("*/key.json"))) == 5
 
     def test_a_second_build_takes_all_and_gives_the_same_bytes(
         self,
@@ -143,7 +145,13 @@ class TestInterruption:
         time.sleep(1.5)  # inside of a call of the builder that looks at nothing
         return process
 
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        ("number", "code"),
+        [
+            (signal.SIGINT, 130),
+            pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        ],
+    )
     def test_a_signal_ends_it_at_once(
         self, trt: Any, tmp_path: Path, number: signal.Signals, code: int
     ) -> None:
@@ -160,6 +168,7 @@ class TestInterruption:
         assert not list((tmp_path / "cache").glob("*/key.json"))
         assert took < 5, "the builder was waited for"  # it had ten seconds of work left
 
+    @pytest.mark.slow
     def test_a_killed_compile_leaves_no_builder_and_nothing_wrong(
         self, trt: Any, tmp_path: Path, edgecc: Command, draft: Path, target: Path
     ) -> None:
@@ -403,3 +412,69 @@ class TestErrors:
         assert "error[bundle/disk-full]: cannot write " in done.stderr
         assert "sm120-target.plan" in done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+class TestProgress:
+    def test_a_terminal_shows_each_engine_and_the_phase_of_the_builder(
+        self, trt: Any, tmp_path: Path, target: Path
+    ) -> None:
+        pty = pytest.importorskip("pty")
+        ours, theirs = pty.openpty()
+        arguments = [*words(target, tmp_path / "b"), "--verify", "none", "--no-cache"]
+        child = subprocess.Popen(
+            arguments_of(*arguments), stderr=theirs, env=environment(TERM="xterm", COLUMNS="120")
+        )
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while data := os.read(ours, 1 << 16):
+                text += data
+        os.close(ours)
+        assert child.wait(timeout=60) == 0
+        assert b"build target for sm120" in text
+        assert b"building engine" in text
+        assert text.rstrip().endswith(b"of weights")
+
+
+class TestInspect:
+    def test_text(self, built: tuple[Path, Path, str], edgecc: Command) -> None:
+        found = edgecc("inspect", built[0])
+        assert found.code == 0, found.err
+        assert "sm120: compute capability 12.0, GeForce RTX 50, RTX PRO Blackwell" in found.out
+        assert "built by TensorRT-RTX " in found.out
+        head = found.out.split("engine sm120/lm_head\n")[1].split("\nengine ")[0].splitlines()
+        plan = (built[0] / "engines" / "sm120-lm_head.plan").stat().st_size
+        assert head[0].startswith(f"  engines/sm120-lm_head.plan: {plan:,} bytes, ")
+        assert "  input   hidden: f32[1, ?, 32]" in head
+        assert "  output  logits: f32[1, ?, 288]" in head
+        assert "  profile verify: hidden [1, 1, 32] to [1, 5, 32], best [1, 5, 32]" in head
+        assert any(line.startswith("  weights 1 x nvfp4, ") for line in head)
+        assert "present.k_cache.0: bf16[1, 1, 65, 16], overwrites k_cache.0" in found.out
+
+    def test_every_weight(self, built: tuple[Path, Path, str], edgecc: Command) -> None:
+        found = edgecc("inspect", built[0], "--weights")
+        assert "  weight  target.lm_head.weight: nvfp4, " in found.out
+        assert "from target/model.safetensors: lm_head.weight" in found.out
+
+    def test_json(
+        self,
+        built: tuple[Path, Path, str],
+        edgecc: Command,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        bundle, cache, _ = built
+        monkeypatch.setenv("EDGECC_CACHE_DIR", str(cache))
+        facts = json.loads(edgecc("inspect", bundle, "--json").out)
+        assert facts["runs_on"]["sm120"]["gpus"] == {"12.0": "GeForce RTX 50, RTX PRO Blackwell"}
+        assert facts["runs_on"]["sm120"]["builder"] == "tensorrt_rtx"
+        assert set(facts["engines"]) == {f"sm120/{name}" for name in NAMES}
+        head = facts["engines"]["sm120/lm_head"]
+        assert head["in_cache"] is True
+        weight = head["weights"]["target.lm_head.weight"]
+        assert weight["precision"] == "nvfp4"
+        assert weight["origin"] == "target/model.safetensors: lm_head.weight"
+        assert head["weight_bytes"] == weight["bytes"]
+        monkeypatch.setenv("EDGECC_CACHE_DIR", str(tmp_path))
+        again = json.loads(edgecc("inspect", bundle, "--json").out)
+        assert again["engines"]["sm120/lm_head"]["in_cache"] is False

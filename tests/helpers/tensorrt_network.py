@@ -150,8 +150,8 @@ class NetworkPair(Lifted):
         super().__init__(target, draft, **options)
 
     def prepare(self, dtype: type[np.floating[Any]]) -> Interpreter:
-        """The default pipeline, optional outputs kept."""
+        """The default pipeline, optional outputs kept, no rounding of activations."""
         record = get_device(self._device)
-        passes = default_pipeline(record, keep_draft_logits=True)
+        passes = default_pipeline(record, keep_draft_logits=True, activations="16bit")
         PassManager(passes).run(self.module, PassContext(record))
         return NetworkInterpreter(self._library, self.module, self._device)

@@ -31,7 +31,7 @@ def test_no_collection_starts_inside_a_callback(trt, monkeypatch, tmp_path):
     x = b.input("x", DType.F32, (2, 3), Role.ACTIVATION)
     b.output(b.op("add", x, x), "y", Role.ACTIVATION)
     graph = b.module.graphs["main"]
-    path = tmp_path / "engine.plan"
+    path = tmp_path / "main.plan"
     build(session, b.module, graph, (), path, lambda *step: stepped.append(gc.isenabled()))
     assert stepped
     assert not any(logged + stepped)

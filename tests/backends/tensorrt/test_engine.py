@@ -130,7 +130,7 @@ def test_every_call_reaches_the_real_function(runtime, name):
 
 
 def test_a_failing_call_is_an_error_that_names_it(runtime, monkeypatch):
-    monkeypatch.setattr(Cuda, "_missing", lambda self: "")
+    monkeypatch.setattr(Cuda, "_check", lambda self: None)
     with pytest.raises(BackendError, match=r"cudaSetDevice failed: .* \(cudaError\w+\)"):
         Cuda(runtime)
 

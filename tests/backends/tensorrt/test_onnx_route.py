@@ -37,7 +37,7 @@ ROWS = 5
 def head() -> Module:
     """The pair as it is lowered for a GPU with FP4; its graph `lm_head` is what is built."""
     module = lift(TARGET, DRAFT)
-    PassManager(default_pipeline(DEVICE)).run(module, PassContext(DEVICE))
+    PassManager(default_pipeline(DEVICE, activations="16bit")).run(module, PassContext(DEVICE))
     return module
 
 

@@ -21,41 +21,14 @@ from helpers.lowered_pairs import (
     Reference,
     draft_inputs,
     target_inputs,
-    write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import SimulatedBundle, lowered
+from helpers.simulated_bundle import lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
 
 PROMPT = [7, 3, 11, 2, 5, 13, 1, 9, 4, 8, 6, 21, 30, 12, 17, 19, 23, 29, 31, 37]
-
-
-@pytest.fixture(scope="module")
-def cuda_runtime():
-    pytest.importorskip("cuda.bindings", reason="pip install cuda-bindings")
-    from cuda.bindings import runtime
-
-    return runtime
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("pair"), layers=2)
-
-
-@pytest.fixture(scope="module")
-def module(checkpoints):
-    return lowered(*checkpoints)
-
-
-@pytest.fixture
-def make(tmp_path, trt, cuda_runtime, module):
-    def made(other=None, **options):
-        return SimulatedBundle(tmp_path, trt, cuda_runtime, other or module, **options)
-
-    return made
 
 
 def reference(module, entry):
