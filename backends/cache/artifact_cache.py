@@ -21,7 +21,7 @@ from edgecc.backends.cache.store import Store
 from edgecc.backends.storage import is_disk_full
 from edgecc.errors import Diagnostic, EdgeccError, ResourceError, Severity, UsageError
 
-_ANOTHER_PLACE = "choose another directory with EDGECC_CACHE_DIR"
+_ANOTHER_PLACE = "choose another directory with --cache-dir or EDGECC_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A bundle may come from anywhere: whatever it says, opening it works or raises Bu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from edgecc.backends.artifact import check_artifact, damaged_artifact
 from edgecc.backends.schema import validator
@@ -30,7 +30,8 @@ def check_engines(artifact: Mapping[str, Any]) -> None:
 def engine_damage(facts: Any) -> str:
     """What is wrong with `engines.<graph>` of an artifact by itself; empty if nothing is."""
     schema = validator(__package__, "artifact.schema.json")
-    engine = {"$ref": "#/$defs/engine", "$defs": cast(Mapping[str, Any], schema.schema)["$defs"]}
+    assert isinstance(schema.schema, Mapping)
+    engine = {"$ref": "#/$defs/engine", "$defs": schema.schema["$defs"]}
     error = next(iter(schema.evolve(schema=engine).iter_errors(facts)), None)
     return f"{error.json_path}: {error.message}"[:300] if error else ""
 

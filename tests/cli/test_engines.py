@@ -118,6 +118,12 @@ class TestCache:
         assert content(out) == content(bundle)
         assert plan.read_bytes() != bytes(data)
 
+    def test_a_cache_in_the_bundle(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        out = tmp_path / "b"
+        found = edgecc(*words(target, out), "--cache-dir", out / "cache")
+        assert (found.code, found.id) == (2, "usage/output-overlap")
+        assert list(tmp_path.iterdir()) == []
+
     def test_flags_that_contradict(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         found = edgecc(*words(target, tmp_path / "b"), "--no-cache", "--cache-dir", tmp_path / "c")
         assert (found.code, found.id) == (2, "usage/contradiction")
