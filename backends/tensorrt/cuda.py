@@ -33,7 +33,7 @@ def load_runtime() -> Any:
         raise UnsupportedError(
             "cuda/not-installed",
             f"engines run through cuda-bindings, which cannot be loaded: {error}",
-            help="pip install cuda-bindings",
+            help="pip install 'cuda-bindings>=12.8,<14'",
         ) from error
 
 
