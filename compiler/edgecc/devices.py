@@ -241,6 +241,14 @@ def get_device(name: str) -> Device:
     """
     if name in DEVICES:
         return DEVICES[name]
+    words = {w for w in re.split(r"[^a-z]+", name.lower()) if len(w) > 3}
+    meant = [d for d in DEVICES.values() if words & set(d.description.lower().split())]
+    if meant:
+        raise UnsupportedError(
+            "device/unknown",
+            f"unknown device {name!r}",
+            help=", ".join(f"{d.description}: --device {d.name}" for d in meant),
+        )
     if _GPU.match(name):
         raise UnsupportedError(
             "device/unknown",
