@@ -14,7 +14,7 @@ def test_known_devices(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["sm_21", "compute_87x", "Jetson", "jetson-agx", "CUDA:0", "gpu", "nvidia", "trt-rtx"]
+    "name", ["sm_21", "compute_87x", "xavier", "CUDA:0", "gpu", "nvidia", "trt-rtx"]
 )
 def test_a_gpu_is_told_apart_from_a_slip(name):
     with pytest.raises(UnsupportedError) as caught:
@@ -24,6 +24,20 @@ def test_a_gpu_is_told_apart_from_a_slip(name):
     assert "did you mean" not in shown
     for device in DEVICES.values():
         assert f"{device.name}: {device.description}" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "help_"),
+    [
+        ("orin", "Jetson Orin: --device sm87"),
+        ("jetson-thor", "Jetson Orin: --device sm87, Jetson Thor: --device sm110"),
+        ("Jetson", "Jetson Orin: --device sm87, Jetson Thor: --device sm110"),
+    ],
+)
+def test_a_gpu_by_its_name(name, help_):
+    with pytest.raises(UnsupportedError, match="unknown device") as caught:
+        get_device(name)
+    assert caught.value.diagnostics[0].help == help_
 
 
 @pytest.mark.parametrize(

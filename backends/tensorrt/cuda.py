@@ -33,7 +33,7 @@ def load_runtime() -> Any:
         raise UnsupportedError(
             "cuda/not-installed",
             f"engines run through cuda-bindings, which cannot be loaded: {error}",
-            help="pip install cuda-bindings",
+            help="pip install 'cuda-bindings>=12.8,<14'",
         ) from error
 
 
@@ -138,7 +138,8 @@ def _old_driver(driver: int, runtime: int) -> UnsupportedError:
     return UnsupportedError(
         "cuda/old-driver",
         f"the NVIDIA driver is for CUDA {have}, and cuda-bindings for CUDA {want}",
-        help=f"update the driver, or pip install 'cuda-bindings=={driver // 1000}.*'",
+        help="update the driver; where the engines' library is for the older CUDA as well: "
+        f"pip install 'cuda-bindings=={driver // 1000}.*'",
     )
 
 

@@ -131,14 +131,15 @@ def open_engine(
     with uncollected():
         runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
+    kernels: list[Any] = []
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
         path = bundle.file(described["file"])
         with uncollected():
             engine = deserialize(library, runtime, path, errors)
-        plans[name] = Plan(library, engine, name, described, errors)
+        plans[name] = Plan(library, engine, name, described, errors, kernels)
     _report(progress, len(plans), artifact["engines"])
-    state = DeviceState(cuda, plans, keep=(runtime, log))
+    state = DeviceState(cuda, plans, keep=(runtime, log, kernels))
     try:
         state.bind_weights(weights)
         return TrtEngine(state, artifact)
@@ -202,7 +203,8 @@ def _check_gpu(cuda: Cuda, artifact: Mapping[str, Any]) -> None:
             "tensorrt/wrong-gpu",
             f"the engines are for GPUs of compute capability {wanted}, and this one has "
             f"{_dotted(found)}",
-            help=f"compile for this GPU: --device sm{found}; CUDA_VISIBLE_DEVICES chooses another",
+            help=f"compile for this GPU (--device sm{found}, if edgecc has that device), or choose "
+            "another one with CUDA_VISIBLE_DEVICES",
         )
 
 

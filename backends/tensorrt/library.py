@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ NAMES: Mapping[str, tuple[str, str]] = {
 }
 """Product name and how to install it, by the name of the Python package."""
 
+
+OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|bad_alloc", re.IGNORECASE)
+"""How the library's log says so."""
 
 DATA_TYPES: Mapping[str, str] = {
     "f32": "FLOAT",

@@ -78,7 +78,7 @@ def test_opening_without_cuda_bindings(trt, monkeypatch):
     artifact = {**ARTIFACT, "library_version": trt.__version__}
     with pytest.raises(UnsupportedError, match="through cuda-bindings") as caught:
         open_engine(object(), artifact)
-    assert caught.value.diagnostics[0].help == "pip install cuda-bindings"
+    assert caught.value.diagnostics[0].help == "pip install 'cuda-bindings>=12.8,<14'"
 
 
 # --- the real modules, without a GPU --------------------------------------------------------------

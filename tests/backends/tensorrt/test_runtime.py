@@ -208,6 +208,15 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, tmp_path):
     assert found.token_ids[:8] == text[:8]
 
 
+def test_kernels_are_compiled_once(make):
+    """All contexts of a bundle, of which rounds have many, share what was compiled."""
+    bundle = make()
+    with bundle.generator() as generator:
+        generator.generate(token_ids=PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert len(bundle.simulation.kernels) > 15
+    assert len(set(map(id, bundle.simulation.kernels))) == 1
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 

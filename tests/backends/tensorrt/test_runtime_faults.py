@@ -132,6 +132,19 @@ def test_no_stream_is_left_of_what_does_not_fit(make):
     assert (bundle.cuda.memory, bundle.cuda.streams) == ({}, 0)
 
 
+@pytest.mark.parametrize("kind", ["engine", "context"])
+def test_a_gpu_that_is_full_is_no_bug(make, kind):
+    """The library answers with nothing, and says why in its log."""
+    bundle = make()
+    bundle.simulation.full = kind
+    with pytest.raises(ResourceError, match="the GPU has no memory left: ") as caught:
+        bundle.open()
+    assert caught.value.exit_code == 6
+    (note,) = caught.value.diagnostics[0].notes
+    assert "Cuda Runtime (out of memory)" in note
+    assert (bundle.cuda.memory, bundle.cuda.streams) == ({}, 0)
+
+
 # --- graphs ---------------------------------------------------------------------------------------
 
 
