@@ -28,7 +28,7 @@ def check_engines(artifact: Mapping[str, Any]) -> None:
 
 
 def engine_damage(facts: Any) -> str:
-    """What is wrong with `engines.<graph>` of an artifact by itself; empty if nothing is."""
+    """What is wrong with `engines.<graph>` as the cache keeps it; empty if nothing is."""
     schema = validator(__package__, "artifact.schema.json")
     assert isinstance(schema.schema, Mapping)
     engine = {"$ref": "#/$defs/engine", "$defs": schema.schema["$defs"]}

@@ -54,6 +54,7 @@ CHANGES = {
     "no profiles": lambda a: a["engines"]["target.body"].update(profiles=[]),
     "no sizes": lambda a: a["engines"]["lm_head"].pop("weight_bytes"),
     "a weight without a precision": lambda a: a["engines"]["lm_head"]["weights"].update(w={}),
+    "a weight from nowhere": lambda a: a["engines"]["lm_head"]["weights"]["target.w"].pop("origin"),
     "a key that is a path": lambda a: a["engines"]["lm_head"].update(key="../../etc"),
 }
 

@@ -22,7 +22,7 @@ FACTS: dict[str, Any] = {
     "weight_bytes": 0,
     "bound": [],
     "bound_bytes": 0,
-    "weights": {},
+    "weights": {"target.head": {"precision": "nvfp4", "bytes": 9, "bound_bytes": 0}},
     "inputs": [],
     "outputs": [],
     "profiles": [],
