@@ -38,12 +38,17 @@ def check_artifact(artifact: Mapping[str, Any], package: str, parts: str) -> Non
     else:
         finding = next(_contradictions(artifact, parts), "")
     if finding:
-        raise BundleError(
-            "bundle/artifact",
-            f"the engine's part of the manifest is damaged: {finding[:300]}",
-            where="bundle.json",
-            help="copy the bundle again from where it was made, or compile it again",
-        )
+        raise damaged_artifact(finding)
+
+
+def damaged_artifact(finding: str) -> BundleError:
+    """The error about an artifact that breaks a rule."""
+    return BundleError(
+        "bundle/artifact",
+        f"the engine's part of the manifest is damaged: {finding[:300]}",
+        where="bundle.json",
+        help="copy the bundle again from where it was made, or compile it again",
+    )
 
 
 def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:

@@ -228,10 +228,10 @@ def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
     if draft is not None and most < draft.rows + 1:
         raise UsageError(
             "usage/prefill-chunk",
-            f"a target call takes at most {most} rows (prefill_chunk), a verification of this "
+            f"a target call takes at most {most} rows (--prefill-chunk), a verification of this "
             f"draft has {draft.rows + 1}",
             where=draft.rows_from,
-            help=f"compile with a prefill_chunk of at least {draft.rows + 1}",
+            help=f"compile with --prefill-chunk {draft.rows + 1} or more",
         )
     module.symbols["b"] = SymbolRange(1, 1)
     module.symbols["t"] = SymbolRange(1, most)

@@ -60,6 +60,17 @@ def test_ir_beside_the_bundle_or_above_it(tmp_path: Path) -> None:
         assert caught.value.id == "usage/output-overlap"
 
 
+def test_the_cache_is_no_part_of_a_bundle_or_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for cache in ("cache", ".", "b.cache"):
+        check_outputs([tmp_path / "t"], tmp_path / "b", None, tmp_path / cache)
+    for cache in ("b", "b/c"):
+        with pytest.raises(UsageError, match=r"--cache-dir .* lies in the bundle"):
+            check_outputs([tmp_path / "t"], tmp_path / "b", None, tmp_path / cache)
+    with pytest.raises(UsageError, match=r"--cache-dir .* lies in the checkpoint folder"):
+        check_outputs([tmp_path / "t"], tmp_path / "b", None, tmp_path / "t" / "cache")
+
+
 def test_a_folder_for_ir(tmp_path: Path) -> None:
     assert ir_folder(tmp_path / "new" / "ir") == tmp_path / "new" / "ir"
     assert ir_folder(tmp_path) == tmp_path

@@ -21,7 +21,7 @@ from edgecc.backends.cache.store import Store
 from edgecc.backends.storage import is_disk_full
 from edgecc.errors import Diagnostic, EdgeccError, ResourceError, Severity, UsageError
 
-_ANOTHER_PLACE = "choose another directory with EDGECC_CACHE_DIR"
+_ANOTHER_PLACE = "choose another directory with --cache-dir or EDGECC_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,16 @@ class ArtifactCache:
         """Where artifacts are kept; None if none are."""
         return None if self._store is None else self._store.directory
 
-    def get(self, key: CacheKey, into: Path) -> Lookup:
+    def get(
+        self, key: CacheKey, into: Path, *, damage_of: Callable[[Path], str] = lambda folder: ""
+    ) -> Lookup:
         """Copy an artifact's files, all or none, after their hashes were checked.
 
         Args:
             key: What would be built.
             into: An existing folder outside of the cache. Files of the same names are replaced.
+            damage_of: What is wrong with the files in that folder, which hashes do not tell; empty
+                if nothing is.
 
         Returns:
             The names of the files, or why the artifact has to be built.
@@ -114,6 +118,8 @@ class ArtifactCache:
             try:
                 entry = read_entry(path)
                 copy_out(entry, into)
+                if finding := damage_of(into):
+                    raise DamagedEntryError(finding)
             except FileNotFoundError:
                 return _miss(key, self._explain(self._store, key))
             except DamagedEntryError as error:

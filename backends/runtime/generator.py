@@ -105,6 +105,7 @@ class Generator:
         )
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
+        self._in_round = threading.Lock()
         self._closed = False
 
     @property
@@ -218,10 +219,7 @@ class Generator:
             RequestError: An argument is out of range; or, when the first chunk is taken, another
                 request is running.
         """
-        if self._closed:
-            raise RequestError(
-                "request/closed", "the generator is closed", help="load the bundle again"
-            )
+        self._check_open()
         request = Request(
             token_ids=self._prompt_ids(prompt, token_ids, messages),
             max_new_tokens=check_max_new_tokens(max_new_tokens),
@@ -234,9 +232,14 @@ class Generator:
         return self._run(request)
 
     def close(self) -> None:
-        """Release the engine; nothing can be generated afterwards."""
-        self._closed = True
-        self._engine.close()
+        """Release the engine; nothing can be generated afterwards.
+
+        A request of another thread ends with an error after the round it is in; so does a stream
+        that is taken further.
+        """
+        with self._in_round:
+            self._closed = True
+            self._engine.close()
 
     def __enter__(self) -> Generator:
         return self
@@ -295,7 +298,7 @@ class Generator:
             request.token_ids, request.max_new_tokens, request.stop_ids
         )
         reason: FinishReason | None = None
-        for step in rounds:
+        for step in self._while_open(rounds):
             begin = perf_counter()
             tokens, text = builder.push(step.tokens)
             reason = step.finish_reason
@@ -311,6 +314,22 @@ class Generator:
             if reason is not None:
                 return
         yield Chunk("", [], FinishReason.LENGTH, stats)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError(
+                "request/closed", "the generator is closed", help="load the bundle again"
+            )
+
+    def _while_open(self, rounds: abc.Iterator[Round]) -> abc.Iterator[Round]:
+        """The same rounds; the engine is not closed while one runs, nor used once it is."""
+        while True:
+            with self._in_round:
+                self._check_open()
+                step = next(rounds, None)
+            if step is None:
+                return
+            yield step
 
     def _watch(self, step: Round, stats: Stats) -> None:
         finding = self._monitor.observe(step)

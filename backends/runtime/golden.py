@@ -78,7 +78,7 @@ class Check:
 
     def __str__(self) -> str:
         mark = "ok" if self.passed else "FAILED"
-        text = f"{self.name}: {mark} (error {self.error:.2e}, tolerance {self.tolerance:.0e})"
+        text = f"{self.name}: {mark} (error {self.error:.2e}, tolerance {self.tolerance:.2e})"
         return f"{text}: {self.detail}" if self.detail else text
 
 
@@ -104,7 +104,8 @@ class Verification:
                 "verify/mismatch",
                 "the engine's numbers differ from the reference",
                 notes=[str(c) for c in self.checks],
-                help="please report this with the model, the device and the onnxruntime version",
+                help="please report this with the model, the device and the versions of edgecc and "
+                "of the engine's library",
             )
 
 

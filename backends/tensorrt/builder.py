@@ -10,12 +10,10 @@ from typing import Any
 from edgecc.backends.base import Progress
 from edgecc.backends.tensorrt.child import LESS_MEMORY
 from edgecc.backends.tensorrt.emitter import Emitter
-from edgecc.backends.tensorrt.library import error_log, uncollected
+from edgecc.backends.tensorrt.library import OUT_OF_MEMORY, error_log, uncollected
 from edgecc.devices import Device
 from edgecc.errors import ResourceError, UnsupportedError
 from edgecc.ir.core import site
-
-_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|bad_alloc", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Smallest, most likely and largest shape of each input whose sizes calls choose."""
@@ -100,7 +98,7 @@ class Session:
     def refusal(self, emitter: Emitter) -> UnsupportedError | ResourceError:
         """What the log says about a network that cannot be built, for the user."""
         text = "\n".join(self.errors) or "the builder gives no reason"
-        if _OUT_OF_MEMORY.search(text):
+        if OUT_OF_MEMORY.search(text):
             return out_of_memory(emitter.graph.name, _lines(text)[0])
         named = sorted((n for n in emitter.nodes if n in text), key=len, reverse=True)
         notes = [f"the builder says: {line}" for line in _lines(text)[1:4]]

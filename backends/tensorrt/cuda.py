@@ -33,7 +33,7 @@ def load_runtime() -> Any:
         raise UnsupportedError(
             "cuda/not-installed",
             f"engines run through cuda-bindings, which cannot be loaded: {error}",
-            help="pip install cuda-bindings",
+            help="pip install 'cuda-bindings>=12.8,<14'",
         ) from error
 
 
@@ -49,25 +49,22 @@ class Cuda:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        reason = self._missing()
-        if reason:
-            raise UnsupportedError(
-                "cuda/no-gpu",
-                f"no GPU can be used here: {reason}",
-                help="run it on a machine with an NVIDIA driver and a GPU that "
-                "CUDA_VISIBLE_DEVICES does not hide",
-            )
+        self._check()
         self.call("cudaSetDevice", 0)
 
-    def _missing(self) -> str:
-        """What is missing of a driver and a GPU."""
-        if not self.call("cudaDriverGetVersion"):
-            return "there is no NVIDIA driver"
+    def _check(self) -> None:
+        """Raise for what is missing of a driver and a GPU."""
+        driver = int(self.call("cudaDriverGetVersion"))
+        if not driver:
+            raise _no_gpu("there is no NVIDIA driver")
         status, count = self._runtime.cudaGetDeviceCount()
         if int(status):
             name, text = self._describe(status)
-            return f"{text} ({name})"
-        return "" if count else "there is no GPU"
+            if name == "cudaErrorInsufficientDriver":
+                raise _old_driver(driver, int(self.call("cudaRuntimeGetVersion")))
+            raise _no_gpu(f"{text} ({name})")
+        if not count:
+            raise _no_gpu("there is no GPU")
 
     @property
     def capability(self) -> int:
@@ -126,6 +123,26 @@ class Cuda:
         return Stream(self, self._runtime)
 
 
+def _no_gpu(reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        "cuda/no-gpu",
+        f"no GPU can be used here: {reason}",
+        help="run it on a machine with an NVIDIA driver and a GPU that "
+        "CUDA_VISIBLE_DEVICES does not hide",
+    )
+
+
+def _old_driver(driver: int, runtime: int) -> UnsupportedError:
+    """A driver older than the runtime that cuda-bindings brings; versions as CUDA counts them."""
+    have, want = (f"{v // 1000}.{v % 1000 // 10}" for v in (driver, runtime))
+    return UnsupportedError(
+        "cuda/old-driver",
+        f"the NVIDIA driver is for CUDA {have}, and cuda-bindings for CUDA {want}",
+        help="update the driver; where the engines' library is for the older CUDA as well: "
+        f"pip install 'cuda-bindings=={driver // 1000}.*'",
+    )
+
+
 class HostBuffer:
     """Page-locked memory seen as NumPy arrays.
 
@@ -152,7 +169,7 @@ class Stream:
         self._cuda = cuda
         self._runtime = runtime
         self._stream = cuda.call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
-        self._sources: list[Array] = []
+        self._copied: list[Array] = []
 
     @property
     def handle(self) -> int:
@@ -167,11 +184,15 @@ class Stream:
             source: C-contiguous; page-locked while a graph is captured. It is kept alive and must
                 not change until `synchronize`: the copy may be late where memory is shared.
         """
-        self._sources.append(source)
+        self._copied.append(source)
         self._copy(address, source.ctypes.data, source.nbytes, "HostToDevice")
 
     def download(self, target: Array, address: int) -> None:
-        """Copy from the device into an array, which is filled after `synchronize`."""
+        """Copy from the device into an array, which is filled after `synchronize`.
+
+        It is kept alive until then: whoever asked may be gone, interrupted in between.
+        """
+        self._copied.append(target)
         self._copy(target.ctypes.data, address, target.nbytes, "DeviceToHost")
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -193,7 +214,7 @@ class Stream:
             BackendError: Something that was started before failed.
         """
         self._cuda.call("cudaStreamSynchronize", self._stream)
-        self._sources.clear()
+        self._copied.clear()
 
     @contextmanager
     def capture(self) -> Iterator[CapturedGraph]:
@@ -204,6 +225,7 @@ class Stream:
 
         Raises:
             BackendError: Something in the block cannot be captured.
+            ResourceError: The graph does not fit into the GPU's memory.
         """
         graph = CapturedGraph(self._cuda)
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -211,7 +233,9 @@ class Stream:
         try:
             yield graph
         except BaseException:
-            self._runtime.cudaStreamEndCapture(self._stream)  # its status says what is known
+            status, recorded = self._runtime.cudaStreamEndCapture(self._stream)
+            if not int(status):  # else its status says what is known, and there is no graph
+                self._cuda.call("cudaGraphDestroy", recorded)
             raise
         recorded = self._cuda.call("cudaStreamEndCapture", self._stream)
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, HostBuffer
 from edgecc.backends.tensorrt.plan import Context, Plan, Shape
+from edgecc.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,15 @@ class DeviceState:
         self._weights: dict[str, dict[str, int]] = {}
         self._owned: list[int] = []
         self._host: list[HostBuffer] = []
+        self._caches: list[DeviceArray] = []
+        self._closed = False
         self._contexts: dict[tuple[str, int], Context] = {}
         self._scratch_bytes = max((p.scratch_bytes for p in plans.values()), default=0)
-        self._scratch = self.memory(self._scratch_bytes)
+        try:
+            self._scratch = self.memory(self._scratch_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def bind_weights(self, weights: BoundWeights) -> None:
         """Copy each array of weights to the GPU once, and bind it in all contexts made from now on.
@@ -88,6 +97,17 @@ class DeviceState:
         """A new zeroed array. Zeros, because masked rows of caches are still multiplied: by 0."""
         return DeviceArray(self.memory(byte_count(shape, dtype)), dtype, shape)
 
+    def cache(self, shape: Shape, dtype: np.dtype[Any]) -> DeviceArray:
+        """A new array that `clear_caches` clears."""
+        made = self.array(shape, dtype)
+        self._caches.append(made)
+        return made
+
+    def clear_caches(self) -> None:
+        """Forget all sequences, their numbers too: what is no number would outlive its sequence."""
+        for item in self._caches:
+            self.stream.clear(item.address, byte_count(item.shape, item.dtype))
+
     def host(self, nbytes: int) -> HostBuffer:
         """New page-locked memory, which is freed with this object."""
         made = self.cuda.allocate_host(nbytes)
@@ -109,14 +129,37 @@ class DeviceState:
         made.bind(self._weights.get(graph, {}))
         return made
 
+    def check_open(self) -> None:
+        """Ask before touching memory: the host's would be gone as well.
+
+        Raises:
+            BackendError: It was freed.
+        """
+        if self._closed:
+            raise BackendError("tensorrt/closed", "the engine is closed")
+
     def close(self) -> None:
-        """Free everything, after what is running."""
-        self.stream.synchronize()
+        """Free everything, after what is running; the plans too, whoever still holds this object.
+
+        A GPU that failed answers each call with that error, which its user has got already: every
+        step is tried all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for step in self._steps_to_close():
+            with suppress(BackendError):
+                step()
+
+    def _steps_to_close(self) -> Iterator[Callable[[], object]]:
+        yield self.stream.synchronize
+        yield self._drop_engines
+        yield from (buffer.close for buffer in self._host)
+        yield from (partial(self.cuda.free, address) for address in self._owned)
+        yield self.stream.close
+
+    def _drop_engines(self) -> None:
+        """Contexts before plans, plans before the library's runtime."""
         self._contexts.clear()
-        for buffer in self._host:
-            buffer.close()
-        for address in self._owned:
-            self.cuda.free(address)
-        self._owned.clear()
-        self._host.clear()
-        self.stream.close()
+        self.plans = {}
+        self._keep = ()

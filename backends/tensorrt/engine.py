@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress, Role
 from edgecc.backends.interface import Interface
 from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.tensorrt.artifact import check_engines
 from edgecc.backends.tensorrt.bound_weights import BoundWeights
 from edgecc.backends.tensorrt.cuda import Cuda, load_runtime
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState
@@ -65,7 +66,8 @@ class TrtEngine:
         if not self._entries:
             return
         self._entries.clear()
-        self._state.stream.synchronize()
+        with suppress(BackendError):  # of a GPU that failed: its user has got it already
+            self._state.stream.synchronize()
         if self.rounds is not None:
             self.rounds.close()
             self.rounds = None
@@ -117,7 +119,7 @@ def open_engine(
         BundleError: The manifest or an engine is damaged.
         ResourceError: The GPU has too little memory.
     """
-    check_artifact(artifact, __package__, "engines")
+    check_engines(artifact)
     _check_states(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
@@ -129,14 +131,15 @@ def open_engine(
     with uncollected():
         runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
+    kernels: list[Any] = []
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
         path = bundle.file(described["file"])
         with uncollected():
             engine = deserialize(library, runtime, path, errors)
-        plans[name] = Plan(library, engine, name, described, errors)
+        plans[name] = Plan(library, engine, name, described, errors, kernels)
     _report(progress, len(plans), artifact["engines"])
-    state = DeviceState(cuda, plans, keep=(runtime, log))
+    state = DeviceState(cuda, plans, keep=(runtime, log, kernels))
     try:
         state.bind_weights(weights)
         return TrtEngine(state, artifact)
@@ -200,7 +203,8 @@ def _check_gpu(cuda: Cuda, artifact: Mapping[str, Any]) -> None:
             "tensorrt/wrong-gpu",
             f"the engines are for GPUs of compute capability {wanted}, and this one has "
             f"{_dotted(found)}",
-            help=f"compile for this GPU: --device sm{found}; CUDA_VISIBLE_DEVICES chooses another",
+            help=f"compile for this GPU (--device sm{found}, if edgecc has that device), or choose "
+            "another one with CUDA_VISIBLE_DEVICES",
         )
 
 

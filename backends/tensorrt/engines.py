@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from edgecc.backends.base import BuiltEngine, Progress
 from edgecc.backends.cache import ArtifactCache, CacheKey
 from edgecc.backends.storage import storage_errors
+from edgecc.backends.tensorrt.artifact import engine_damage
 from edgecc.backends.tensorrt.child import run_in_child
 from edgecc.backends.tensorrt.estimate import Estimate
 from edgecc.errors import BackendError
@@ -140,7 +141,9 @@ class Engines:
             return None, f"engine {expected.name} for {expected.device} built anew: {reason}"
         path = self.directory / job.file
         with storage_errors(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            found = self.cache.get(key, Path(folder))
+            found = self.cache.get(
+                key, Path(folder), damage_of=lambda made: _damage(made, job, key)
+            )
             if not found:
                 return None, found.reason
             facts: Facts = json.loads(Path(folder, FACTS).read_text(encoding="utf-8"))
@@ -179,3 +182,18 @@ class Engines:
             raise BackendError("tensorrt/no-plan", f"the builder of {name} wrote no plan")
         self.progress(stage, STEPS, STEPS)
         return facts
+
+
+def _damage(folder: Path, job: Job, key: CacheKey) -> str:
+    """What is wrong with an entry whose hashes agree; empty if nothing is."""
+    try:
+        size = Path(folder, PLAN).stat().st_size
+        facts = json.loads(Path(folder, FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, RecursionError) as error:
+        return f"{FACTS} cannot be used: {error}"
+    if finding := engine_damage(facts):
+        return f"{FACTS} cannot be used: {finding}"
+    found = (facts["file"], facts["key"], facts["bytes"])
+    return "" if found == (job.file, key.digest, size) else f"{FACTS} is of another engine"

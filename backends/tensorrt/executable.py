@@ -15,6 +15,7 @@ from edgecc.backends.base import Array, Role
 from edgecc.backends.interface import DTYPES, Interface, Port, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
+from edgecc.errors import RequestError
 
 MakeContext: TypeAlias = Callable[[str, int], Context]
 """The context of a graph for a profile."""
@@ -73,7 +74,10 @@ class TrtExecutable:
                 if value not in shapes:
                     shapes[value] = plan.largest(name)
                     if value not in values:
-                        values[value] = self._state.array(shapes[value], ports[value].dtype)
+                        port = ports[value]
+                        is_cache = port.role is Role.KV_CACHE
+                        make = self._state.cache if is_cache else self._state.array
+                        values[value] = make(shapes[value], port.dtype)
             context = self._state.context(step["graph"], plan.last_profile)
             dtypes = {o["name"]: DTYPES[o["dtype"]] for o in engines[step["graph"]]["outputs"]}
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
@@ -91,9 +95,10 @@ class TrtExecutable:
 
         Raises:
             RequestError: An input or output is missing, unknown, of the wrong dtype or shape, or
-                the new rows do not fit into the caches.
-            BackendError: TensorRT or CUDA failed.
+                larger than the engines take, or the new rows do not fit into the caches.
+            BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
+        self._state.check_open()
         self.interface.check(inputs, outputs, self._capacity)
         shapes = {}
         for role, array in inputs.items():
@@ -107,6 +112,10 @@ class TrtExecutable:
         tokens = inputs.get(Role.TOKEN_IDS)
         if tokens is not None and Role.HIDDEN_TAP in results:
             results[Role.HIDDEN_TAP] = results[Role.HIDDEN_TAP][:, : tokens.shape[1]]
+        if Role.LOGITS in results and np.isnan(results[Role.LOGITS]).any():
+            # The caches may hold NaN as well, and masked rows are multiplied by 0: the next
+            # sequence would be lost too.
+            self._state.clear_caches()
         return results
 
     def calls(
@@ -135,9 +144,19 @@ class TrtExecutable:
             yield context
 
     def _upload(self, port: Port, array: Array) -> Shape:
-        """Copy an input to the device, padded; the shape it has there."""
+        """Copy an input to the device, padded; the shape it has there.
+
+        Raises:
+            RequestError: It is larger than its memory.
+        """
         value = self.values[port.name]
         shape = array.shape
+        if any(size > most for size, most in zip(shape, value.shape, strict=True)):
+            raise RequestError(
+                "run/shape",
+                f"{port.role} has shape {list(shape)}, the engines take at most "
+                f"{list(value.shape)}",
+            )
         if port.role is Role.TOKEN_IDS and shape[1] < self.min_rows:
             shape = (shape[0], self.min_rows)
             self._state.stream.clear(value.address, byte_count(shape, value.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ NAMES: Mapping[str, tuple[str, str]] = {
 }
 """Product name and how to install it, by the name of the Python package."""
 
+
+OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|bad_alloc", re.IGNORECASE)
+"""How the library's log says so."""
 
 DATA_TYPES: Mapping[str, str] = {
     "f32": "FLOAT",
@@ -73,11 +77,11 @@ def load_library(name: str) -> Any:
     """The module `tensorrt_rtx` or `tensorrt`.
 
     Raises:
-        UnsupportedError: It is not installed, or cannot be loaded on this machine.
+        UnsupportedError: It is not installed, cannot be loaded on this machine, or is too old.
     """
     product, install = NAMES[name]
     try:
-        return importlib.import_module(name)
+        library = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "tensorrt/not-installed",
@@ -88,3 +92,10 @@ def load_library(name: str) -> Any:
         raise UnsupportedError(
             "tensorrt/cannot-load", f"{product} cannot be loaded: {error}", help=install
         ) from error
+    if not hasattr(library.INetworkDefinition, "add_kv_cache_update"):
+        raise UnsupportedError(
+            "tensorrt/too-old",
+            f"{product} {library.__version__} has no KV caches that are updated in place",
+            help=f"they came with TensorRT 10.15, JetPack's own may be older: {install}",
+        )
+    return library

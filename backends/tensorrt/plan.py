@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgecc.backends.tensorrt.library import DATA_TYPES
-from edgecc.errors import BackendError, BundleError, UnsupportedError
+from edgecc.backends.tensorrt.library import DATA_TYPES, OUT_OF_MEMORY
+from edgecc.errors import BackendError, BundleError, ResourceError, UnsupportedError
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -26,6 +26,8 @@ class Plan:
         name: The graph.
         described: `engines.<graph>` of the artifact, checked.
         errors: What the library's log got.
+        kernels: Of all plans of a bundle: what TensorRT-RTX has compiled for this GPU. The first
+            context fills it.
 
     Raises:
         BundleError: The engine has other inputs, outputs or profiles than the manifest says.
@@ -38,8 +40,10 @@ class Plan:
         name: str,
         described: Mapping[str, Any],
         errors: list[str],
+        kernels: list[Any],
     ) -> None:
         self._library = library
+        self._kernels = kernels
         self._engine = engine
         self._errors = errors
         self.name = name
@@ -109,6 +113,12 @@ class Plan:
             many = profile == self.last_profile and profile > 0
             kind = kinds.NONE if many else kinds.EAGER
             config.dynamic_shapes_kernel_specialization_strategy = kind
+        if hasattr(config, "create_runtime_cache"):
+            # Each number of new features has contexts of its own: without this, each would compile
+            # the kernels of the whole model again.
+            if not self._kernels:
+                self._kernels.append(config.create_runtime_cache())
+            config.set_runtime_cache(self._kernels[0])
         made = self._engine.create_execution_context(config)
         context = Context(made, self, self._errors)
         if made is None or not made.set_optimization_profile_async(profile, stream):
@@ -174,15 +184,28 @@ class Context:
             return True
         return bool(self._context.is_stream_capturable(stream))
 
-    def failure(self, what: str) -> BackendError:
+    def failure(self, what: str) -> BackendError | ResourceError:
         """An error with what the library said."""
-        said = [line[:300] for line in self._errors[-3:]]
+        said = list(self._errors)
         self._errors.clear()
+        if any(map(OUT_OF_MEMORY.search, said)):
+            return _out_of_memory(f"engine {self._plan.name!r} {what}", said)
         return BackendError(
-            "tensorrt/run",
-            f"engine {self._plan.name!r} {what}",
-            notes=[f"TensorRT says: {line}" for line in said],
+            "tensorrt/run", f"engine {self._plan.name!r} {what}", notes=_notes(said)
         )
+
+
+def _notes(said: Sequence[str]) -> list[str]:
+    return [f"TensorRT says: {line[:300]}" for line in said[-3:]]
+
+
+def _out_of_memory(what: str, said: Sequence[str]) -> ResourceError:
+    return ResourceError(
+        "tensorrt/out-of-memory",
+        f"the GPU has no memory left: {what}",
+        notes=_notes(said),
+        help="compile with a smaller --max-model-len, or free memory of the GPU",
+    )
 
 
 def deserialize(library: Any, runtime: Any, path: Path, errors: list[str]) -> Any:
@@ -191,6 +214,7 @@ def deserialize(library: Any, runtime: Any, path: Path, errors: list[str]) -> An
     Raises:
         UnsupportedError: The library cannot open it here: for want of a driver, or because the plan
             is for another GPU or version.
+        ResourceError: The GPU has too little memory for it.
         BundleError: The file is empty.
     """
     errors.clear()
@@ -201,6 +225,8 @@ def deserialize(library: Any, runtime: Any, path: Path, errors: list[str]) -> An
             raise BundleError("bundle/engine", "the plan is empty", where=str(path)) from error
         with data:
             engine = runtime.deserialize_cuda_engine(data)
+    if engine is None and any(map(OUT_OF_MEMORY.search, errors)):
+        raise _out_of_memory(f"{path.name} cannot be opened", errors)
     if engine is None:
         said = errors[-3:] or ["nothing"]
         raise UnsupportedError(

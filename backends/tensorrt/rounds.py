@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,9 @@ from edgecc.backends.base import FloatArray, GreedyRound, IntArray, Role
 from edgecc.backends.tensorrt.cuda import CapturedGraph
 from edgecc.backends.tensorrt.device import DeviceState
 from edgecc.backends.tensorrt.executable import MakeContext, TrtExecutable
+from edgecc.backends.tensorrt.library import uncollected
 from edgecc.backends.tensorrt.plan import Context
-from edgecc.errors import BackendError
+from edgecc.errors import BackendError, ResourceError
 
 INTEGER = 8
 """Bytes of a token, a length or a row number."""
@@ -63,8 +65,9 @@ class TrtRounds:
         """See `GreedyRounds.run`.
 
         Raises:
-            BackendError: TensorRT or CUDA failed.
+            BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
+        self._state.check_open()
         self._numbers[:] = anchor, start, draft_length
         work = self._works.get(features)
         if work is not None and work.graph is not None:
@@ -83,7 +86,12 @@ class TrtRounds:
         return GreedyRound(proposals if features else proposals[:0], chosen)
 
     def features(self, rows: int) -> FloatArray:
-        """See `GreedyRounds.features`."""
+        """See `GreedyRounds.features`.
+
+        Raises:
+            BackendError: CUDA failed, or the engine is closed.
+        """
+        self._state.check_open()
         value = self._target.values[self._target.interface.outputs[Role.HIDDEN_TAP].value]
         result = np.empty((1, rows, *value.shape[2:]), dtype=value.dtype)
         self._state.stream.download(result, value.address)
@@ -94,7 +102,8 @@ class TrtRounds:
         """Destroy the captured graphs."""
         for work in self._works.values():
             if work.graph is not None:
-                work.graph.close()
+                with suppress(BackendError):  # of a GPU that failed: there is more to be freed
+                    work.graph.close()
         self._works.clear()
 
     def _keep(self, features: int) -> _Work:
@@ -137,9 +146,10 @@ class TrtRounds:
             self._captures = False
             return
         try:
-            with self._state.stream.capture() as graph:
+            # Collected garbage may hold GPU memory of others, and freeing that ends a capture.
+            with uncollected(), self._state.stream.capture() as graph:
                 self._enqueue(work.draft, work.target)
-        except BackendError as error:
+        except (BackendError, ResourceError) as error:
             self._captures = False
             warnings.warn(f"rounds run without a CUDA graph: {error}", RuntimeWarning, stacklevel=2)
             return

@@ -248,7 +248,16 @@ def get_device(name: str) -> Device:
     """
     if name in DEVICES:
         return DEVICES[name]
-    if _GPU.match(name):
+    spelled = re.sub(r"^(sm|compute)[-_]?(?=\d)", "sm", name.lower())
+    words = {w for w in re.split(r"[^a-z]+", name.lower()) if len(w) > 3}
+    meant = [d for d in DEVICES.values() if words & set(d.description.lower().split())]
+    if meant and spelled not in DEVICES:
+        raise UnsupportedError(
+            "device/unknown",
+            f"unknown device {name!r}",
+            help=", ".join(f"{d.description}: --device {d.name}" for d in meant),
+        )
+    if spelled not in DEVICES and _GPU.match(name):
         raise UnsupportedError(
             "device/unknown",
             f"unknown device {name!r}: no backend builds engines for this GPU",
@@ -257,5 +266,5 @@ def get_device(name: str) -> Device:
             "other runtimes read",
         )
     raise UnsupportedError(
-        "device/unknown", f"unknown device {name!r}", help=did_you_mean(name.lower(), DEVICES)
+        "device/unknown", f"unknown device {name!r}", help=did_you_mean(spelled, DEVICES)
     )

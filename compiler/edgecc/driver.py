@@ -113,7 +113,10 @@ def compile(
         module = read_lifted(source, draft, chosen)
         chosen = replace(chosen, prefill_chunk=lift_options_of(module).prefill_chunk)
     sources = [c.path for c in checkpoints_of(module).values()] if module else [source, draft]
-    check_outputs([p for p in sources if p is not None], out, dump)
+    cache = cache or ArtifactCache(None)
+    builds = not dry_run and any(d.library for d in chosen.devices)
+    kept = cache.directory if builds else None
+    check_outputs([p for p in sources if p is not None], out, dump, kept)
     if dry_run:
         check_destination(out, force=force)
     else:
@@ -147,7 +150,7 @@ def compile(
                 for part in parts:
                     part.expect(told)
                 return compile_report(lowered, None, weight_bytes(parts), memory=memory)
-            site = Site(writer, report, told, cache or ArtifactCache(None))
+            site = Site(writer, report, told, cache)
             written = write_artifacts(site, parts, chosen)
             bundle = publish(writer, lowered, written.artifacts, chosen)
             engines = [e for a in written.artifacts for e in a.engines]

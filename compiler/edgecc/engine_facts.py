@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.cache import cache_directory
+from edgecc.backends.tensorrt.artifact import check_engines
 from edgecc.backends.tensorrt.library import NAMES
 from edgecc.devices import DEVICES
 from edgecc.errors import UsageError
@@ -17,8 +18,13 @@ def engine_facts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         artifacts: Of the manifest.
+
+    Raises:
+        BundleError: The part of a device is damaged.
     """
-    built = {name: a for name, a in artifacts.items() if "engines" in a}
+    built = {name: a for name, a in artifacts.items() if a["backend"] == "tensorrt"}
+    for artifact in built.values():
+        check_engines(artifact)
     if not built:
         return {}
     return {

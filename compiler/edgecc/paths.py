@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgecc.backends.bundle_manifest import MANIFEST
@@ -58,13 +58,16 @@ def ir_folder(value: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> None:
-    """Check that nothing is written into a checkpoint, nor IR into the bundle.
+def check_outputs(
+    sources: Sequence[Path], out: Path, dump_ir: Path | None, cache: Path | None = None
+) -> None:
+    """Check that nothing is written into a checkpoint, and nothing else into the bundle.
 
     Args:
         sources: Checkpoint folders; need not exist.
         out: Bundle directory.
         dump_ir: Folder for the IR, if it is wanted.
+        cache: Folder of the cache, if one is used.
 
     Raises:
         UsageError: Naming the path and what is in its way.
@@ -74,14 +77,16 @@ def check_outputs(sources: Iterable[Path], out: Path, dump_ir: Path | None) -> N
             for source in sources:
                 refuse_inside(path, source, flag)
             _check_parents(path, flag)
-    if dump_ir is None:
-        return
-    if _within(dump_ir, out):
-        raise UsageError(
-            "usage/output-overlap",
-            f"--dump-ir {dump_ir} lies in the bundle {out}, which holds nothing else",
-            help="choose a folder beside it",
-        )
+    if cache is not None:
+        for source in sources:
+            refuse_inside(cache, source, "--cache-dir")
+    for path, flag in ((dump_ir, "--dump-ir"), (cache, "--cache-dir")):
+        if path is not None and _within(path, out):
+            raise UsageError(
+                "usage/output-overlap",
+                f"{flag} {path} lies in the bundle {out}, which holds nothing else",
+                help="choose a folder beside it",
+            )
 
 
 def refuse_inside(path: Path, checkpoint: Path, flag: str) -> None:

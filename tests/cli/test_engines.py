@@ -23,7 +23,7 @@ from edgecc.backends.tensorrt.emitter import LOWERINGS
 from helpers.command_line import Command, arguments_of, environment, process
 from helpers.goldens import PAIRS
 
-NAMES = ("lm_head", "target.body", "draft.body", "draft.tail")
+NAMES = ("lm_head", "target.body", "target.tail", "draft.body", "draft.tail")
 GB = 10**9
 
 
@@ -51,9 +51,10 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(target: Path, out: Path, draft: Path | None = None, device: str = "sm120") -> list[Any]:
-    """Arguments of a compile."""
+    """Arguments of a compile; scales of random weights are not calibrated for activations."""
     pair = [] if draft is None else ["--draft", draft]
-    return ["compile", target, *pair, "-o", out, "--device", device, "--max-model-len", 64]
+    options = ["--device", device, "--max-model-len", 64, "--activations", "16bit"]
+    return ["compile", target, *pair, "-o", out, *options]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -65,12 +66,12 @@ def content(folder: Path) -> dict[str, bytes]:
 class TestCache:
     def test_what_is_told_of_a_first_build(self, built: tuple[Path, Path, str]) -> None:
         _, cache, err = built
-        assert "note[build/estimate]: building 4 engines for sm120 takes about" in err
+        assert "note[build/estimate]: building 5 engines for sm120 takes about" in err
         for name in NAMES:
             assert f"  note: {name}: about " in err
             assert f"edgecc: build {name} for sm120\n" in err
             assert f"engine {name} for sm120 built anew: none is in the cache yet (" in err
-        assert len(list(cache.glob("*/key.json"))) == 4
+        assert len(list(cache.glob("*/key.json"))) == 5
 
     def test_a_second_build_takes_all_and_gives_the_same_bytes(
         self,
@@ -115,6 +116,12 @@ class TestCache:
         ]
         assert content(out) == content(bundle)
         assert plan.read_bytes() != bytes(data)
+
+    def test_a_cache_in_the_bundle(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        out = tmp_path / "b"
+        found = edgecc(*words(target, out), "--cache-dir", out / "cache")
+        assert (found.code, found.id) == (2, "usage/output-overlap")
+        assert list(tmp_path.iterdir()) == []
 
     def test_flags_that_contradict(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         found = edgecc(*words(target, tmp_path / "b"), "--no-cache", "--cache-dir", tmp_path / "c")
@@ -442,7 +449,7 @@ class TestInspect:
         assert "  output  logits: f32[1, ?, 288]" in head
         assert "  profile verify: hidden [1, 1, 32] to [1, 5, 32], best [1, 5, 32]" in head
         assert any(line.startswith("  weights 1 x nvfp4, ") for line in head)
-        assert "present.k_cache.0: bf16[1, 1, 65, 16], overwrites k_cache.0" in found.out
+        assert "present.k_cache.0: bf16[1, 1, 68, 16], overwrites k_cache.0" in found.out
 
     def test_every_weight(self, built: tuple[Path, Path, str], edgecc: Command) -> None:
         found = edgecc("inspect", built[0], "--weights")

@@ -56,6 +56,7 @@ def artifact_of(module: Module, version: str) -> dict[str, Any]:
         "compute_capabilities": [120],
         "compute_type": "bf16",
         "min_rows": verify_rows(module),
+        "weights": "embed",
         "weight_file": None,
         "tensors": {},
         "engines": {g.name: _engine(module, g) for g in graphs},
@@ -75,6 +76,12 @@ def _engine(module: Module, graph: Graph) -> dict[str, Any]:
     names = output_names(graph)
     return {
         "file": f"{graph.name}.plan",
+        "key": None,
+        "bytes": 0,
+        "weight_bytes": 0,
+        "bound": [],
+        "bound_bytes": 0,
+        "weights": {},
         "inputs": [tensor(i.name, i.value) for i in graph.inputs],
         "outputs": [
             {**tensor(n, o.value), "alias": o.alias}

@@ -20,6 +20,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Work: TypeAlias = Callable[[], None]
 
 FIRST_ADDRESS = 1 << 44
+UNWRITTEN = 0xFF
+"""Byte of new memory. Floats are NaN, so that a missing clear shows."""
+
 GAP = 4096
 """Bytes between allocations that belong to nobody."""
 
@@ -35,6 +38,10 @@ class SimulatedCuda:
         called: Names of the functions called.
         synchronized: How often the host waited.
         launched: How often a captured graph was started.
+        streams: How many there are.
+        driver: CUDA version of the driver, as CUDA counts versions.
+        broken: After an illegal access every call answers with that.
+        refuses_graphs: There is no memory for graphs.
         copied: Bytes that passed between host and device, by direction.
     """
 
@@ -51,6 +58,10 @@ class SimulatedCuda:
         self.launched = 0
         self.copied = {"HostToDevice": 0, "DeviceToHost": 0, "DeviceToDevice": 0}
         self.limit = 1 << 34
+        self.streams = 0
+        self.driver = 13000
+        self.broken = False
+        self.refuses_graphs = False
         self._next = FIRST_ADDRESS
 
     def __getattr__(self, name: str) -> Any:
@@ -65,8 +76,9 @@ class SimulatedCuda:
         def call(*args: Any) -> tuple[Any, ...]:
             self.called.add(name)
             check_call(real, args, {}, self._fits)
-            result = function(self, *args)
             status = self.real.cudaError_t
+            broken = self.broken and not name.startswith("cudaGetError")
+            result = status.cudaErrorIllegalAddress if broken else function(self, *args)
             if isinstance(result, status):
                 return (result, None) if name in _WITH_RESULT else (result,)
             return (status.cudaSuccess, *([] if result is None else [result]))
@@ -83,13 +95,13 @@ class SimulatedCuda:
     # --- device ---
 
     def do_cudaDriverGetVersion(self) -> int:
-        return 0 if self.capability is None else 13000
+        return 0 if self.capability is None else self.driver
 
     def do_cudaRuntimeGetVersion(self) -> int:
         return 13000
 
     def do_cudaGetDeviceCount(self) -> Any:
-        if self.capability is None:
+        if self.capability is None or self.driver < self.do_cudaRuntimeGetVersion():
             return self.real.cudaError_t.cudaErrorInsufficientDriver
         return 1 if self.capability else 0
 
@@ -118,7 +130,7 @@ class SimulatedCuda:
         if size + sum(map(len, self.memory.values())) > self.limit:
             return self.real.cudaError_t.cudaErrorMemoryAllocation
         address = self._next
-        self.memory[address] = np.full(size, 0xFF, np.uint8)  # NaN, so that a missing clear shows
+        self.memory[address] = np.full(size, UNWRITTEN, np.uint8)
         self._next += -(-(size + GAP) // 256) * 256
         return address
 
@@ -130,7 +142,7 @@ class SimulatedCuda:
         return None
 
     def do_cudaHostAlloc(self, size: int, flags: int) -> int:
-        buffer = np.full(size, 0xFF, np.uint8)
+        buffer = np.full(size, UNWRITTEN, np.uint8)
         self.pinned[buffer.ctypes.data] = buffer
         return int(buffer.ctypes.data)
 
@@ -160,9 +172,11 @@ class SimulatedCuda:
 
     def do_cudaStreamCreateWithFlags(self, flags: int) -> Any:
         assert flags == self.real.cudaStreamNonBlocking
+        self.streams += 1
         return self.real.cudaStream_t(4711)
 
     def do_cudaStreamDestroy(self, stream: Any) -> None:
+        self.streams -= 1
         self.run()
 
     def put(self, work: Work) -> None:
@@ -220,6 +234,8 @@ class SimulatedCuda:
         return self.real.cudaGraph_t(number)
 
     def do_cudaGraphInstantiate(self, graph: Any, flags: int) -> Any:
+        if self.refuses_graphs:
+            return self.real.cudaError_t.cudaErrorMemoryAllocation
         number = len(self.graphs) + 1
         self.graphs[number] = self.graphs[int(graph)]
         return self.real.cudaGraphExec_t(number)
@@ -242,5 +258,6 @@ _WITH_RESULT = {
     "cudaMalloc",
     "cudaHostAlloc",
     "cudaStreamEndCapture",
+    "cudaGraphInstantiate",
     "cudaStreamCreateWithFlags",
 }

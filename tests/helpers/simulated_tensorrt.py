@@ -8,6 +8,7 @@ and not relied upon, contexts that are captured run before and are left alone af
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from edgecc.ir import Module
 from edgecc.roles import Role
 from helpers.remembering import RememberingInterpreter
 from helpers.signatures import check_call
-from helpers.simulated_cuda import SimulatedCuda
+from helpers.simulated_cuda import UNWRITTEN, SimulatedCuda
 
 Array: TypeAlias = NDArray[Any]
 
@@ -74,7 +75,9 @@ class Simulation:
         change: Changes results of a graph, to see what notices.
 
     Attributes:
+        kernels: The cache of kernels of each context that was made.
         enqueued: Graph and profile of every call that ran.
+        full: `engine` or `context`: the GPU has no memory for any more of these.
         weights: What the memory of inputs that are weights has to hold, by graph and input.
     """
 
@@ -92,6 +95,9 @@ class Simulation:
         self.interpreter = RememberingInterpreter(module)
         self.capturable, self.change = capturable, change
         self.refuses_capture = False
+        self.full = ""
+        self.logger: Any = None
+        self.kernels: list[SimulatedKernels] = []
         self.enqueued: list[tuple[str, int]] = []
         self.weights: dict[str, dict[str, bytes]] = {}
         self.__name__, self.__version__ = trt.__name__, trt.__version__
@@ -101,7 +107,15 @@ class Simulation:
 
     def Runtime(self, logger: Any) -> SimulatedRuntime:
         assert isinstance(logger, self.trt.ILogger)
+        self.logger = logger
         return SimulatedRuntime(self)
+
+    def has_memory(self, kind: str) -> bool:
+        """Whether there is memory; says so in the log, as the library does, if not."""
+        if self.full == kind:
+            text = "[defaultAllocator.cpp::48] Error Code 1: Cuda Runtime (out of memory)"
+            self.logger.log(self.trt.ILogger.Severity.ERROR, text)
+        return self.full != kind
 
     def fits(self, kind: str, value: Any) -> bool:
         simple: dict[str, Any] = {
@@ -113,7 +127,7 @@ class Simulation:
         }
         if kind in simple:
             return isinstance(value, simple[kind])
-        real = getattr(self.trt, kind.rpartition(".")[2])
+        real = getattr(self.trt, re.split(r"[.:]", kind)[-1])
         return isinstance(value, real) or getattr(value, "real", None) is real
 
 
@@ -122,6 +136,8 @@ class SimulatedRuntime(StandIn):
         self.simulation, self.real = simulation, simulation.trt.Runtime
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> SimulatedEngine | None:
+        if not self.simulation.has_memory("engine"):
+            return None
         kind, _, name = bytes(serialized_engine).decode().partition(":")
         return SimulatedEngine(self.simulation, name) if kind == "plan" else None
 
@@ -165,8 +181,12 @@ class SimulatedEngine(StandIn):
     def create_runtime_config(self) -> SimulatedConfig:
         return SimulatedConfig(self.simulation)
 
-    def create_execution_context(self, runtime_config: SimulatedConfig) -> SimulatedContext:
+    def create_execution_context(self, runtime_config: SimulatedConfig) -> SimulatedContext | None:
+        if not self.simulation.has_memory("context"):
+            return None
         assert runtime_config._strategy.name == "USER_MANAGED"
+        assert runtime_config._kernels is not None
+        self.simulation.kernels.append(runtime_config._kernels)
         return SimulatedContext(self.simulation, self)
 
 
@@ -175,9 +195,22 @@ class SimulatedConfig(StandIn):
         self.simulation, self.real = simulation, simulation.trt.IRuntimeConfig
         self.dynamic_shapes_kernel_specialization_strategy = None
         self._strategy: Any = None
+        self._kernels: SimulatedKernels | None = None
+
+    def create_runtime_cache(self) -> SimulatedKernels:
+        return SimulatedKernels(self.simulation)
+
+    def set_runtime_cache(self, cache: SimulatedKernels) -> bool:
+        self._kernels = cache
+        return True
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         self._strategy = strategy
+
+
+class SimulatedKernels(StandIn):
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation, self.real = simulation, simulation.trt.IRuntimeCache
 
 
 class SimulatedContext(StandIn):
@@ -289,9 +322,11 @@ def _evaluate(
     inputs = {}
     for item in graph.inputs:
         array = memory(item.name)
-        inputs[item.name] = array.astype(np.float32) if item.value.type.dtype.is_float else array
-        if item.role is not Role.KV_CACHE:
-            assert np.all(np.isfinite(inputs[item.name])), f"{item.name} was never written"
+        is_float = item.value.type.dtype.is_float
+        inputs[item.name] = array.astype(np.float32) if is_float else array
+        if is_float and item.role is not Role.KV_CACHE:
+            unwritten = array.view(np.uint8).reshape(-1, array.itemsize) == UNWRITTEN
+            assert not unwritten.all(axis=1).any(), f"{item.name} was never written"
     results = simulation.interpreter.run(graph.name, inputs)
     if simulation.change is not None:
         simulation.change(graph.name, results)

@@ -335,6 +335,17 @@ def test_a_generator_closes_its_engine() -> None:
     assert caught.value.id == "request/closed"
 
 
+def test_a_stream_is_not_taken_further_once_its_generator_is_closed() -> None:
+    generator, pair = make(text="one two three four five", plan=[0])
+    stream = generator.stream(token_ids=PROMPT)
+    next(stream)
+    generator.close()
+    calls = len(pair.target.calls)
+    with pytest.raises(RequestError, match="the generator is closed"):
+        next(stream)
+    assert len(pair.target.calls) == calls
+
+
 # --- requests that cannot be run ----------------------------------------------------------------
 
 

@@ -25,8 +25,9 @@ def test_values():
     assert check.detail == (
         "row 1, index 2: -0.5, expected -1; 2 of 6 values are off, the largest expected value is 4"
     )
-    assert str(check) == f"x: FAILED (error 1.25e-01, tolerance 2e-02): {check.detail}"
-    assert compare_values("x", found, expected, 0.125).passed
+    assert str(check) == f"x: FAILED (error 1.25e-01, tolerance 2.00e-02): {check.detail}"
+    check = compare_values("x", found, expected, 0.126)
+    assert str(check) == "x: ok (error 1.25e-01, tolerance 1.26e-01)"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -122,6 +122,14 @@ VLLM_KEYS = (
 )
 @click.option("--max-input-len", type=click.IntRange(min=1), metavar="N", help="Longest prompt.")
 @click.option(
+    "--prefill-chunk",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Most tokens of a prompt in one call of the target.",
+)
+@click.option(
     "--max-model-len",
     "--max-seq-len",
     "--max-kv-cache-capacity",
@@ -185,6 +193,7 @@ def command(console: Console, **flags: Any) -> int:
         weights=flags["weights"],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
+        prefill_chunk=flags["prefill_chunk"],
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
         quantization=flags["quantization"],

@@ -50,7 +50,9 @@ ARTIFACT = {
     "library": "tensorrt_rtx",
     "library_version": "1.7.1.116",
     "compute_capabilities": [89, 120],
+    "compute_type": "bf16",
     "min_rows": 5,
+    "weights": "embed",
     "weight_file": None,
     "tensors": {},
     "engines": {},
@@ -76,7 +78,7 @@ def test_opening_without_cuda_bindings(trt, monkeypatch):
     artifact = {**ARTIFACT, "library_version": trt.__version__}
     with pytest.raises(UnsupportedError, match="through cuda-bindings") as caught:
         open_engine(object(), artifact)
-    assert caught.value.diagnostics[0].help == "pip install cuda-bindings"
+    assert caught.value.diagnostics[0].help == "pip install 'cuda-bindings>=12.8,<14'"
 
 
 # --- the real modules, without a GPU --------------------------------------------------------------
@@ -128,7 +130,7 @@ def test_every_call_reaches_the_real_function(runtime, name):
 
 
 def test_a_failing_call_is_an_error_that_names_it(runtime, monkeypatch):
-    monkeypatch.setattr(Cuda, "_missing", lambda self: "")
+    monkeypatch.setattr(Cuda, "_check", lambda self: None)
     with pytest.raises(BackendError, match=r"cudaSetDevice failed: .* \(cudaError\w+\)"):
         Cuda(runtime)
 

@@ -450,11 +450,11 @@ def test_two_builds_differ_at_most_in_numbers_of_sizes(trt, name):
 
 
 def same_but_for_numbers_of_sizes(first: bytes, second: bytes) -> bool:
-    """The builder numbers symbolic sizes in an order of its own: -13 and -14 change places."""
+    """The builder numbers sizes and places parts in an order of its own."""
     if len(first) != len(second):
         return False
     one, other = (np.frombuffer(plan, np.uint8).astype(int) for plan in (first, second))
-    return np.sum(one != other) <= 16 and np.abs(one - other).max(initial=0) <= 1
+    return np.sum(one != other) <= 16 and np.abs(one - other).max(initial=0) <= 8
 
 
 def test_a_fine_tune_gets_the_plan_of_its_base(trt):

@@ -8,7 +8,7 @@ import pytest
 from edgecc.errors import LegalizeError
 from edgecc.ir import DType, Interpreter, Module
 from edgecc.ir.encodings import Encoding, Int4, parse_encoding
-from helpers.trt_network import Network
+from helpers.tensorrt_network import NetworkInterpreter
 
 from .test_lowerings import Net, built, net
 
@@ -26,7 +26,7 @@ def layer(encoding: Encoding, dtype: DType, rows: int | None = 16) -> Module:
 def error(trt, module: Module, device: str) -> float:
     """Of the network against the IR, which is evaluated in float64, relative to the largest."""
     expected = Interpreter(module, np.float64).run("main", {"x": X})["y"]
-    found = Network(trt, module, device).run({"x": X})["y"]
+    found = NetworkInterpreter(trt, module, device).run("main", {"x": X})["y"]
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -14,7 +14,8 @@ from edgecc.ir.ops.quantization import FakeQuantizeAttributes
 from edgecc.ir.types import DType
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize_activations import QuantizeActivations
-from helpers.trt_network import Network, products
+from helpers.plans import products
+from helpers.tensorrt_network import NetworkInterpreter
 
 from .test_lowerings import Net, built, net
 
@@ -66,7 +67,7 @@ def error(trt, module: Module, device: str) -> float:
     """Of the network against the IR, which is evaluated in float64, relative to the largest."""
     x = X.astype(np.float32)
     expected = Interpreter(module, np.float64).run("main", {"x": x})["y"]
-    found = Network(trt, module, device).run({"x": x})["y"]
+    found = NetworkInterpreter(trt, module, device).run("main", {"x": x})["y"]
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -162,7 +163,8 @@ def test_layers_of_one_value_round_it_once(trt):
 
     module = net(make)
     QuantizeActivations().run(module, PassContext())
-    assert len(Network(trt, module, "sm120").layers("DYNAMIC_QUANTIZE")) == 1
+    network = NetworkInterpreter(trt, module, "sm120").network(module.graphs["main"])
+    assert network.kinds["DYNAMIC_QUANTIZE"] == 1
     assert error(trt, module, "sm120") < 2.0**-7
 
 

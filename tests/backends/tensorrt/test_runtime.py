@@ -21,41 +21,14 @@ from helpers.lowered_pairs import (
     Reference,
     draft_inputs,
     target_inputs,
-    write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import SimulatedBundle, lowered
+from helpers.simulated_bundle import lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
 
 PROMPT = [7, 3, 11, 2, 5, 13, 1, 9, 4, 8, 6, 21, 30, 12, 17, 19, 23, 29, 31, 37]
-
-
-@pytest.fixture(scope="module")
-def cuda_runtime():
-    pytest.importorskip("cuda.bindings", reason="pip install cuda-bindings")
-    from cuda.bindings import runtime
-
-    return runtime
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("pair"), layers=2)
-
-
-@pytest.fixture(scope="module")
-def module(checkpoints):
-    return lowered(*checkpoints)
-
-
-@pytest.fixture
-def make(tmp_path, trt, cuda_runtime, module):
-    def made(other=None, **options):
-        return SimulatedBundle(tmp_path, trt, cuda_runtime, other or module, **options)
-
-    return made
 
 
 def reference(module, entry):
@@ -235,6 +208,15 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, tmp_path):
     assert found.token_ids[:8] == text[:8]
 
 
+def test_kernels_are_compiled_once(make):
+    """All contexts of a bundle, of which rounds have many, share what was compiled."""
+    bundle = make()
+    with bundle.generator() as generator:
+        generator.generate(token_ids=PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert len(bundle.simulation.kernels) > 15
+    assert len(set(map(id, bundle.simulation.kernels))) == 1
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 
@@ -328,10 +310,6 @@ def test_another_version_of_the_library(make):
         bundle.open(artifact)
 
 
-def _rename(engine):
-    engine["inputs"][0]["name"] = "other"
-
-
 def _retype(engine):
     engine["inputs"][0]["dtype"] = "bf16"
 
@@ -355,7 +333,6 @@ def _drop(engine):
 @pytest.mark.parametrize(
     ("edit", "finding"),
     [
-        (_rename, "in one of both only"),
         (_retype, "type of 'cache_length' is"),
         (_reshape, "shape of 'taps' is"),
         (_unalias, "overwrites k_cache.0, not None"),
@@ -370,6 +347,17 @@ def test_an_engine_that_is_not_what_the_manifest_says(make, edit, finding):
     with pytest.raises(BundleError, match="is not what the manifest says") as caught:
         bundle.open(artifact)
     assert finding in caught.value.diagnostics[0].message
+    assert bundle.cuda.memory == {}
+
+
+def test_an_engine_with_other_inputs_than_the_manifest_says(make):
+    bundle = make()
+    artifact = copy.deepcopy(bundle.artifact)
+    artifact["engines"]["target.body"]["inputs"][0]["name"] = "other"
+    step = artifact["programs"]["target"][0]
+    step["inputs"]["other"] = step["inputs"].pop("cache_length")
+    with pytest.raises(BundleError, match="in one of both only"):
+        bundle.open(artifact)
     assert bundle.cuda.memory == {}
 
 
