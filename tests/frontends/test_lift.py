@@ -196,7 +196,7 @@ class TestSizes:
         else:
             with pytest.raises(UsageError, match=r"at most 4 rows .* draft has 5") as caught:
                 lift(target, draft, options)
-            assert "at least 5" in caught.value.diagnostics[0].help
+            assert "--prefill-chunk 5 or more" in caught.value.diagnostics[0].help
 
     def test_a_chunk_of_one_row_without_draft(self, target: Path) -> None:
         assert lift(target, options=LiftOptions(prefill_chunk=1)).symbols["t"] == SymbolRange(1, 1)

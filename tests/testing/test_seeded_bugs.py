@@ -67,7 +67,7 @@ def corpus() -> tuple[str, ...]:
     """The first modules Hypothesis draws, as text: the same ones for every bug, to save time."""
     texts: dict[str, None] = {}
 
-    @settings(FIRST, max_examples=400)
+    @settings(FIRST, max_examples=700)
     @given(modules())
     def collect(module: Module) -> None:
         texts[print_module(module, locations=True)] = None
