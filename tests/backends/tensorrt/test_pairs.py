@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import edgecc
-from edgecc.activation_check import QUANTIZED_TOLERANCE, relative_rms
+from edgecc.activation_check import QUANTIZED_TOLERANCE
+from edgecc.backends.runtime.golden import relative_rms
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles
 from edgecc.devices import DEVICES, get_device
 from edgecc.driver import lift
