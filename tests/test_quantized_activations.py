@@ -10,8 +10,8 @@ from edgecc.activation_check import (
     LOCAL_TOLERANCE,
     ActivationProbe,
     activation_checks,
-    relative_rms,
 )
+from edgecc.backends.runtime.golden import relative_rms
 from edgecc.compile_options import CompileOptions
 from edgecc.devices import get_device
 from edgecc.driver import lift

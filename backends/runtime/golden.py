@@ -186,6 +186,12 @@ def _compare(name: str, found: Array, expected: Array, limits: Limits) -> Check:
     return compare(name, found, expected, limits.values)
 
 
+def relative_rms(found: Array, expected: Array) -> float:
+    """Root mean square of the difference, relative to that of what was expected."""
+    size = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) or 1.0
+    return float(np.sqrt(np.mean(np.square(found.astype(np.float64) - expected)))) / size
+
+
 def compare_averages(name: str, found: Array, expected: Array, tolerance: float) -> Check:
     """Floating-point rows by their root mean squares, where single values say nothing.
 
@@ -197,8 +203,7 @@ def compare_averages(name: str, found: Array, expected: Array, tolerance: float)
     """
     if found.shape != expected.shape or not np.all(np.isfinite(found)):
         return compare_values(name, found, expected, tolerance)
-    size = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) or 1.0
-    off = float(np.sqrt(np.mean(np.square(found.astype(np.float64) - expected)))) / size
+    off = relative_rms(found, expected)
     if off <= tolerance:
         return Check(name, off, tolerance, True)
     detail = f"values are off by {off:.3g} of their size, root mean square"

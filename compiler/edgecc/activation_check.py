@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from edgecc.backends.base import Array
-from edgecc.backends.runtime.verify import Check
+from edgecc.backends.runtime.golden import QUANTIZED, Check, relative_rms
 from edgecc.ir.core import Module, Node
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
@@ -24,9 +24,9 @@ LOCAL_TOLERANCE: Mapping[str, float] = {"nvfp4": 0.125, "fp8": 0.04}
 to 17/96 of the largest in their block, in FP8 by 1/16 of themselves; the inputs of all layers
 of the shipped checkpoints lose 0.06 to 0.10 and 0.023 to 0.029. Values that saturate lose more."""
 
-QUANTIZED_TOLERANCE = 0.5
-"""Largest relative error (root mean square) of logits and hidden states with all roundings. The
-shipped pairs reach 0.20; unrelated logits are off by 1.4."""
+QUANTIZED_TOLERANCE = QUANTIZED.values
+"""Largest relative error (root mean square) of logits and hidden states with all roundings: the
+same before a build and on the device."""
 
 
 class ActivationProbe(Interpreter):
@@ -49,12 +49,6 @@ class ActivationProbe(Interpreter):
         x = operands[0].astype(np.float64)
         self.errors.setdefault(attrs.encoding, []).append(relative_rms(results[0], x))
         return (operands[0],)
-
-
-def relative_rms(found: Array, expected: Array) -> float:
-    """Root mean square of the difference, relative to that of what was expected."""
-    size = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) or 1.0
-    return float(np.sqrt(np.mean(np.square(found.astype(np.float64) - expected)))) / size
 
 
 def activation_checks(
