@@ -13,7 +13,7 @@ from edgecc.backends.onnx.lower import lower as write_models
 from edgecc.backends.onnx.lower import stored_tensors
 from edgecc.backends.runtime.golden import lowered_golden_file
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
-from edgecc.backends.tensorrt.engines import Engines
+from edgecc.backends.tensorrt.engines import Engines, same_engines
 from edgecc.backends.tensorrt.estimate import Estimate, expectation
 from edgecc.backends.tensorrt.lower import jobs
 from edgecc.backends.tensorrt.lower import lower as build_engines
@@ -162,7 +162,9 @@ class EngineShare(Share):
 
     def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """See the class."""
-        self._tell([job.estimate for job in self._jobs], tell)
+        same = same_engines(self._jobs)
+        wanted = [job.estimate for job in self._jobs if job.estimate.name not in same]
+        self._tell(wanted, tell)
 
     def prepare(self, site: Site) -> None:
         """Take engines from the cache; the others must fit into memory."""
