@@ -56,8 +56,8 @@ class SplitLayers(Pass[SplitLayersOptions]):
         ```
 
     Options
-        `layers`: layers of a part, rounded up to a multiple of the period of the graph.
-        `most`: graphs with at most so many layers stay whole.
+        `layers`: layers of a part, rounded up to a multiple of the period of the graph if that is
+        not longer than `most`. `most`: graphs with at most so many layers stay whole.
 
     Requires and ensures
         Nothing.
@@ -83,9 +83,10 @@ class SplitLayers(Pass[SplitLayersOptions]):
 
     def _split(self, module: Module, graph: Graph, ctx: PassContext) -> bool:
         layers = layers_of(graph)
-        if len(layers) <= max(self.options.most, 1):
+        size = self._size(list(graph.nodes), layers)
+        if len(layers) <= max(self.options.most, size):
             return False
-        pieces = self._pieces(module, graph, layers)
+        pieces = self._pieces(module, graph, layers, size)
         loose = sorted({s for piece in pieces for s in piece.loose_symbols()})
         if loose:
             reason = f"no input of a part would fix {', '.join(loose)}"
@@ -105,9 +106,10 @@ class SplitLayers(Pass[SplitLayersOptions]):
         )
         return True
 
-    def _pieces(self, module: Module, graph: Graph, layers: Sequence[range]) -> list[Piece]:
+    def _pieces(
+        self, module: Module, graph: Graph, layers: Sequence[range], size: int
+    ) -> list[Piece]:
         nodes = list(graph.nodes)
-        size = self._size(nodes, layers)
         starts = [layer.start for layer in layers[::size]]
         bounds = [*dict.fromkeys([0, *starts, layers[-1].stop, len(nodes)])]
         taken, returned = set(module.graphs), [o.value for o in graph.outputs]

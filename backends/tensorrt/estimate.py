@@ -58,8 +58,8 @@ DENSE_S = 3.5e-9
 START_BYTES = 200 << 20
 """The process with the builder's library, before it has a network."""
 LAYER_BYTES = 12 << 20
-"""For each layer and profile: 8 attention layers took 200 MB, 28 took 520 MB; an attention layer and
-three recurrent ones took 100 MB."""
+"""For each layer and profile: 8 attention layers took 200 MB, 28 took 520 MB, and three recurrent
+layers with one of attention 100 MB."""
 PACKED_FACTOR = 3.0
 DENSE_FACTOR = 1.2
 """Of the bytes of packed and of dense weights: the plan holds them, and the builder widens some. An
