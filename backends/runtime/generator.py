@@ -21,6 +21,7 @@ from edgecc.backends.runtime.decoder import (
     SpeculativeDecoder,
 )
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
@@ -101,7 +102,11 @@ class Generator:
         draft = None if model.draft is None else engine.entry("draft")
         target = engine.entry("target")
         self._session = Session(
-            target, draft, prefill_chunk=model.prefill_chunk, rounds=greedy_rounds(engine)
+            target,
+            draft,
+            prefill_chunk=model.prefill_chunk,
+            rounds=greedy_rounds(engine),
+            proposer=PROPOSERS[model.draft.method if model.draft else "dspark"],
         )
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()

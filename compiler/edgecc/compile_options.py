@@ -26,6 +26,8 @@ class CompileOptions:
         device: Name of the compile target, see `edgecc.devices`, or several of them for one bundle.
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
+        spec_method: Speculation method; `auto` is that of the draft, none without one; `mtp` drafts
+            with the target's own multi-token-prediction block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         prefill_chunk: Most rows per call of the target.
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
@@ -49,6 +51,7 @@ class CompileOptions:
     device: str | tuple[str, ...] = "cpu"
     max_model_len: int | None = None
     max_input_len: int | None = None
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     prefill_chunk: int = 128
     lm_head: str = "auto"
