@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecc.errors import BundleError
+
+PREPROCESSING = "qwen2-vl-1"
+"""The steps from a file to patches that this runtime takes: see `images` and `image_grid`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
@@ -22,6 +27,8 @@ class ImageConfig:
         std: What each colour is then divided by.
         max_tokens: Most tokens of one image that the compiled tower takes.
         image_token_id: Placeholder of an image in a prompt, and of each of its tokens.
+        start_token_id: Comes before an image; None if nothing does.
+        end_token_id: Comes after an image; None if nothing does.
     """
 
     patch_size: int
@@ -34,6 +41,8 @@ class ImageConfig:
     std: tuple[float, ...]
     max_tokens: int
     image_token_id: int
+    start_token_id: int | None = None
+    end_token_id: int | None = None
 
     @property
     def factor(self) -> int:
@@ -42,7 +51,20 @@ class ImageConfig:
 
     @classmethod
     def from_metadata(cls, vision: Mapping[str, Any]) -> ImageConfig:
-        """From the `vision` part of a manifest, or of a module's metadata."""
+        """From the `vision` part of a manifest, or of a module's metadata.
+
+        Raises:
+            BundleError: Images need steps that this runtime does not know.
+        """
+        steps = vision["preprocessing"]
+        if steps != PREPROCESSING:
+            raise BundleError(
+                "bundle/image-preprocessing",
+                f"images of this bundle are prepared by {steps!r}, this edgecc knows "
+                f"{PREPROCESSING!r}",
+                where="bundle.json: vision",
+                help="upgrade with: pip install --upgrade edgecc",
+            )
         return cls(
             patch_size=vision["patch_size"],
             temporal_patch_size=vision["temporal_patch_size"],
@@ -54,4 +76,6 @@ class ImageConfig:
             std=tuple(vision["image_std"]),
             max_tokens=vision["max_image_tokens"],
             image_token_id=vision["image_token_id"],
+            start_token_id=vision.get("vision_start_token_id"),
+            end_token_id=vision.get("vision_end_token_id"),
         )

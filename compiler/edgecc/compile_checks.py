@@ -177,17 +177,8 @@ def _check_method(module: Module, options: CompileOptions) -> None:
     Engines for a GPU are worth having before: they are built from evaluated graphs.
 
     Raises:
-        UnsupportedError: It does not drive the draft's method, on a device that it runs on; or the
-            target reads images.
+        UnsupportedError: It does not drive the draft's method, on a device that it runs on.
     """
-    if "vision" in module.graphs:
-        raise UnsupportedError(
-            "vision/no-runtime",
-            "a target that reads images: lifting and evaluating work, the runtime does not drive "
-            "it yet",
-            where="graph @vision",
-            help="lift with --components text to compile the language model",
-        )
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
     driven = method in (None, *RUNTIME_METHODS)
@@ -204,10 +195,11 @@ def _check_method(module: Module, options: CompileOptions) -> None:
     reasons = [
         *([] if driven else [f"method {method}"]),
         *(["recurrent states"] if states and not runs_here else []),
+        *(["images"] if "vision" in module.graphs and not runs_here else []),
     ]
     if reasons:
         module.decisions.append(
-            f"engines only: the runtime does not drive {' and '.join(reasons)} yet"
+            f"engines only: the runtime does not drive {', '.join(reasons)} yet"
         )
 
 

@@ -176,6 +176,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             prefill_chunk=options.prefill_chunk,
             num_speculative_tokens=options.num_speculative_tokens,
             pads_rounds=any(d.pads_rounds for d in options.devices),
+            components=options.components,
         ),
     )
     report("lift", 1, 1)

@@ -164,6 +164,7 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
         "draft": "none"
         if manifest["draft"] is None
         else {"checkpoint": provenance["draft"]["name"], **manifest["draft"]},
+        "images": manifest.get("vision", "none: text only"),
         "limits": manifest["limits"],
         "per_sequence": _per_sequence(manifest["entries"]),
         "shared": [
