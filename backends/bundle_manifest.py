@@ -270,6 +270,8 @@ def _bad_vision(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "entries: 'vision' is missing, but `vision` describes one"
     if _IMAGE_ROLE not in {port["role"] for port in entries["target"]["inputs"]}:
         yield f"entries.target: no input {_IMAGE_ROLE}, but `vision` describes images"
+    if vision["feature_size"] != manifest["target"]["hidden_size"]:
+        yield "vision.feature_size: not the target.hidden_size"
     if vision["min_pixels"] > vision["max_pixels"]:
         yield "vision.min_pixels: larger than vision.max_pixels"
     for key in ("image_token_id", "vision_start_token_id", "vision_end_token_id"):

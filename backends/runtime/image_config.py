@@ -26,6 +26,7 @@ class ImageConfig:
         mean: Subtracted from each colour, of values in 0..1.
         std: What each colour is then divided by.
         max_tokens: Most tokens of one image that the compiled tower takes.
+        feature_size: Values of the feature of a token.
         image_token_id: Placeholder of an image in a prompt, and of each of its tokens.
         start_token_id: Comes before an image; None if nothing does.
         end_token_id: Comes after an image; None if nothing does.
@@ -40,6 +41,7 @@ class ImageConfig:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_tokens: int
+    feature_size: int
     image_token_id: int
     start_token_id: int | None = None
     end_token_id: int | None = None
@@ -75,6 +77,7 @@ class ImageConfig:
             mean=tuple(vision["image_mean"]),
             std=tuple(vision["image_std"]),
             max_tokens=vision["max_image_tokens"],
+            feature_size=vision["feature_size"],
             image_token_id=vision["image_token_id"],
             start_token_id=vision.get("vision_start_token_id"),
             end_token_id=vision.get("vision_end_token_id"),

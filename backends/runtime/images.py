@@ -59,11 +59,13 @@ class PreparedImage:
         }
 
 
-def prepare(images: Sequence[ImageSource], config: ImageConfig) -> list[PreparedImage]:
+def prepare(
+    images: Sequence[ImageSource | PreparedImage], config: ImageConfig
+) -> list[PreparedImage]:
     """Read, resize and cut images into patches.
 
     Args:
-        images: Paths, bytes of files, or Pillow images.
+        images: Paths, bytes of files, or Pillow images; those that are prepared stay as they are.
         config: Of the bundle.
 
     Raises:
@@ -71,7 +73,10 @@ def prepare(images: Sequence[ImageSource], config: ImageConfig) -> list[Prepared
         ResourceError: A file cannot be read.
         UnsupportedError: Pillow is not installed.
     """
-    return [_prepare(image, config, _name(image, i)) for i, image in enumerate(images)]
+    return [
+        image if isinstance(image, PreparedImage) else _prepare(image, config, _name(image, i))
+        for i, image in enumerate(images)
+    ]
 
 
 def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedImage:

@@ -41,6 +41,7 @@ def check_module(module: Module, options: CompileOptions, report: Progress) -> N
     _check_method(module, options)
     _check_head_choice(module, options)
     check_tokenizer(checkpoints_of(module)["target"])
+    _check_placeholder(module)
     _scan_values(module, report)
 
 
@@ -222,6 +223,23 @@ def _check_head_choice(module: Module, options: CompileOptions) -> None:
             f"--lm-head {options.lm_head}: the draft ships its own lm_head, which stays",
             where="draft: lm_head.weight",
             help="use --lm-head auto",
+        )
+
+
+def _check_placeholder(module: Module) -> None:
+    """The tokenizer must have the token that stands for an image, or no prompt could hold one."""
+    vision, target = module.metadata.get("vision"), module.metadata["target"]
+    assert isinstance(target, dict)
+    if not isinstance(vision, dict):
+        return
+    token, count = int(str(vision["image_token_id"])), int(str(target["num_tokens"]))
+    if token >= count:
+        raise InputError(
+            "vision/placeholder",
+            f"image_token_id is {token}, and the tokenizer has tokens 0 to {count - 1}",
+            where="target/config.json: image_token_id",
+            help="fetch tokenizer.json of the same model, or compile without the vision tower: "
+            "--components text",
         )
 
 

@@ -89,6 +89,7 @@ def build(weights: ModuleWeights, config: TextConfig, max_tokens: int) -> dict[s
         "image_mean": [*processor.mean],
         "image_std": [*processor.std],
         "max_image_tokens": most,
+        "feature_size": config.hidden_size,
         "image_token_id": vision.image_token_id,
         "vision_start_token_id": vision.vision_start_token_id,
         "vision_end_token_id": vision.vision_end_token_id,

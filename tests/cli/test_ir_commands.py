@@ -48,7 +48,7 @@ def test_lift_and_opt_take_eagle3(tmp_path, capsys):
 def test_lift_with_the_vision_tower(tmp_path, capsys):
     """The text evaluates, runs through passes, and compiles with what it was lifted with."""
     target, text = write_vision_target(tmp_path / "t"), str(tmp_path / "all.eir")
-    write_tokenizer(target)
+    write_tokenizer(target, images=True)
     assert main(["lift", str(target), "--components", "all", "-o", text]) == 0
     assert "target, vision" in capsys.readouterr().err
     assert {"target", "vision"} == set(read_ir(text).graphs)

@@ -25,7 +25,7 @@ from edgecc.ir_source import lift_options_of
 from edgecc.roles import Role
 from helpers.checkpoints import Array, Tensors, edit_tensors, write_draft
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
-from helpers.vision import IMAGE, VisionSizes, write_vision_target
+from helpers.vision import END, IMAGE, START, VisionSizes, write_vision_target
 from helpers.vision_reference import MultimodalTarget, Tower
 
 TOLERANCE = 2e-6
@@ -215,9 +215,10 @@ def test_the_module(tmp_path: Path) -> None:
         "image_mean": [0.5, 0.45, 0.4],
         "image_std": [0.5, 0.25, 0.3],
         "max_image_tokens": 64,
+        "feature_size": 32,
         "image_token_id": IMAGE,
-        "vision_start_token_id": 268,
-        "vision_end_token_id": 269,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
     }
     assert str(module.symbols["m"]) == "1..64"
     assert not any("vision tower (" in d for d in module.decisions)
