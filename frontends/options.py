@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPONENTS = ("text", "all")
-"""Which parts of a multimodal target: its language model alone, or all there are."""
-
 OWN_BLOCK = "mtp"
 """The speculation method that needs no draft checkpoint."""
 
@@ -28,7 +25,8 @@ class LiftOptions:
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
             fit behind the last position.
         components: `text` builds the language model of a multimodal target; `all` also its vision
-            tower, and a language model that reads images.
+            tower, if it has one, and a language model that reads images; a list of `target`,
+            `draft` and `vision`, with commas, builds exactly these.
     """
 
     max_model_len: int | None = None

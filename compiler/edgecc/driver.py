@@ -179,6 +179,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             spec_method=options.spec_method,
             num_speculative_tokens=options.num_speculative_tokens,
             pads_rounds=any(d.pads_rounds for d in options.devices),
+            components=options.components,
         ),
     )
     report("lift", 1, 1)

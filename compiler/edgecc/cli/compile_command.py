@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecc.cli.cache_options import cache_options, open_cache
-from edgecc.cli.options import Command, common, spec_method_option
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
@@ -64,6 +64,7 @@ VLLM_KEYS = (
     help="Bundle directory; must be missing, empty or a bundle. Default: ./<target>-edgecc",
 )
 @click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
+@components_option
 @click.option(
     "--device",
     multiple=True,
@@ -184,6 +185,7 @@ def command(console: Console, **flags: Any) -> int:
         instruments=print_ir(console, flags),
         check=flags["check"],
         device=flags["device"] or ("cpu",),
+        components=flags["components"],
         weights=flags["weights"],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from edgecc.cli.options import Command, common, spec_method_option
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_text
-from edgecc.frontends.options import COMPONENTS
 from edgecc.paths import local_path
 
 
@@ -27,13 +26,7 @@ from edgecc.paths import local_path
     metavar="N",
     help="Most proposals per round; default: the draft's block.",
 )
-@click.option(
-    "--components",
-    type=click.Choice(COMPONENTS),
-    default=COMPONENTS[0],
-    show_default=True,
-    help="Parts of a multimodal target: its language model, or its vision tower as well.",
-)
+@components_option
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
 def command(
