@@ -9,6 +9,7 @@ import numpy as np
 
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.sampling import SamplingParams
 from edgecc.errors import RequestError
 
 
@@ -22,6 +23,8 @@ class Request:
         num_speculative_tokens: Proposals per round; 0 means plain decoding.
         stop: Strings that end the text.
         stop_ids: Tokens that end the text.
+        sampling: How tokens are chosen.
+        adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
     """
 
     token_ids: IntArray
@@ -29,6 +32,8 @@ class Request:
     num_speculative_tokens: int
     stop: tuple[str, ...]
     stop_ids: frozenset[int]
+    sampling: SamplingParams
+    adaptive_speculation: bool
 
 
 def check_prompt(prompt: object) -> str:

@@ -27,8 +27,8 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
     "best_token",
-    "sampled_distribution",
     "params_from_generation_config",
     "resolve_sampling",
+    "sampled_distribution",
     "token_logprobs",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +26,12 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """JSON-compatible."""
-        top = [{"token_id": token, "logprob": value} for token, value in self.top]
-        return {"token_id": self.token_id, "logprob": self.logprob, "top": top}
+        """JSON-compatible: -inf, which JSON has not, is None."""
+        first, *top = (
+            {"token_id": token, "logprob": value if math.isfinite(value) else None}
+            for token, value in ((self.token_id, self.logprob), *self.top)
+        )
+        return {**first, "top": top}
 
 
 def token_logprobs(logits: FloatArray, token: int, count: int) -> TokenLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -89,12 +89,6 @@ class SamplingParams:
         """Whether the token with the target's largest logit is not all that is asked for."""
         changed = bool(self.logit_bias) or self.penalizes
         return changed or not self.greedy or self.logprobs is not None
-
-    def as_dict(self) -> dict[str, object]:
-        """The parameters, JSON-compatible."""
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        bias = {str(token): _finite(value) for token, value in self.logit_bias.items()}
-        return {**found, "logit_bias": bias}
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -248,10 +242,6 @@ def _check_fits(params: SamplingParams, num_tokens: int, vocab_size: int) -> Non
 
 def _bad(name: str, message: str) -> RequestError:
     return RequestError(f"request/bad-{name.replace('_', '-')}", message)
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def _is_number(value: object) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgecc.backends.base import FloatArray, IntArray
-from edgecc.backends.runtime.sampling.distribution import Distribution, sampled_distribution
+from edgecc.backends.runtime.sampling.distribution import (
+    Distribution,
+    Doubles,
+    sampled_distribution,
+)
 from edgecc.backends.runtime.sampling.greedy import best_token
 from edgecc.backends.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from edgecc.backends.runtime.sampling.params import SamplingParams
@@ -71,18 +75,18 @@ class Sampler:
 
     def distribution(self, row: FloatArray) -> Distribution:
         """What the next token is drawn from; with a temperature only."""
-        logits = row[: self._num_tokens]
-        changed = logits if self._changes is None else self._changes.apply(logits)
-        return sampled_distribution(changed, self.params)
+        return sampled_distribution(self._changed(row[: self._num_tokens]), self.params)
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """The log-probabilities of the tokens chosen since the last call; empty unless asked for."""
+        """Log-probabilities of the tokens chosen since the last call; empty unless asked for."""
         taken, self._logprobs = tuple(self._logprobs), []
         return taken
 
+    def _changed(self, logits: FloatArray) -> FloatArray | Doubles:
+        return logits if self._changes is None else self._changes.apply(logits)
+
     def _choose(self, logits: FloatArray) -> int:
         if self.params.greedy:
-            assert self._changes is not None
-            return int(self._changes.apply(logits).argmax())
+            return int(self._changed(logits).argmax())
         uniform = self._stream.uniform(self._position, Purpose.TOKEN)
         return self.distribution(logits).token(uniform)

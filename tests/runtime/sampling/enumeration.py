@@ -78,16 +78,12 @@ def after_a_round(
     accepted = 0.0
     for proposals in itertools.product(range(num_tokens), repeat=count):
         drafts = drafts_of(draft, proposals)
-        chance = float(
-            np.prod([d.probability(x) for d, x in zip(drafts, proposals, strict=True)])
-        )
+        chance = float(np.prod([d.probability(x) for d, x in zip(drafts, proposals, strict=True)]))
         if not chance:
             continue
 
         def run(decide: Chance, xs: Prefix = proposals) -> tuple[int, int]:
-            return rule(
-                xs, drafts_of(draft, xs), lambda i: Distribution.of(target(xs[:i])), decide
-            )
+            return rule(xs, drafts_of(draft, xs), lambda i: Distribution.of(target(xs[:i])), decide)
 
         for (kept, token), share in outcomes(run).items():
             accepted += chance * share * kept

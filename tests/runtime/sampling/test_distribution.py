@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -25,18 +23,21 @@ from edgecc.backends.runtime.sampling import (
 from edgecc.backends.runtime.sampling.distribution import largest
 from edgecc.errors import BackendError
 
+from .reference import probabilities
+
 LOGITS = st.floats(-30, 30, width=32)
 TEMPERATURES = st.floats(0.05, 5)
 
 
-def rows(logits: st.SearchStrategy[float], *, unique: bool = False) -> st.SearchStrategy[np.ndarray]:
+def rows(logits: st.SearchStrategy[float], *, unique: bool = False):
     lists = st.lists(logits, min_size=1, max_size=24, unique=unique)
     return lists.map(lambda values: np.array(values, dtype=np.float32))
 
 
 def by_transformers(row: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Probabilities after the warpers of transformers, in its order."""
-    scores, ids = torch.tensor(row, dtype=torch.float64)[None], torch.zeros((1, 1), dtype=torch.long)
+    scores = torch.tensor(row, dtype=torch.float64)[None]
+    ids = torch.zeros((1, 1), dtype=torch.long)
     scores = TemperatureLogitsWarper(params.temperature)(ids, scores)
     if params.top_k > 0:
         scores = TopKLogitsWarper(params.top_k)(ids, scores)
@@ -47,27 +48,11 @@ def by_transformers(row: np.ndarray, params: SamplingParams) -> np.ndarray:
     return torch.softmax(scores, dim=-1)[0].numpy()
 
 
-def by_definition(row: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The same from the words of the documentation: a sorted list, cut three times."""
-    best = float(row.max())
-    weights = [math.exp((float(x) - best) / params.temperature) for x in row]
-    order = sorted(range(len(row)), key=lambda i: (-float(row[i]), i))
-    if params.top_k > 0:
-        order = order[: params.top_k]
-    if params.top_p < 1:
-        need, sum_, count = params.top_p * sum(weights[i] for i in order), 0.0, 0
-        while count == 0 or sum_ < need:
-            sum_ += weights[order[count]]
-            count += 1
-        order = order[:count]
-    order = [i for i in order if weights[i] >= params.min_p]
-    total = sum(weights[i] for i in order)
-    return np.array([weights[i] / total if i in order else 0.0 for i in range(len(row))])
-
-
 def is_close_call(row: np.ndarray, params: SamplingParams) -> bool:
     """Whether rounding decides what top-p or min-p keeps."""
-    after = by_definition(row, SamplingParams(temperature=params.temperature, top_k=params.top_k))
+    after = probabilities(
+        row.tolist(), SamplingParams(temperature=params.temperature, top_k=params.top_k)
+    )
     sums = np.cumsum(np.sort(after)[::-1])[:-1]
     shares = np.delete(after, after.argmax()) / after.max()
     p_close = params.top_p < 1 and (abs(sums - params.top_p) < 1e-7).any()
@@ -101,7 +86,7 @@ def test_equal_logits_are_taken_in_the_order_of_ids(row, temperature, top_k, top
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assume(not is_close_call(row, params))
     found = sampled_distribution(row, params).dense(len(row))
-    assert np.abs(found - by_definition(row, params)).sum() / 2 < 1e-6
+    assert np.abs(found - probabilities(row.tolist(), params)).sum() / 2 < 1e-6
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 30.0])

@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers.chi_square import chi_square_limit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from edgecc.backends.runtime.sampling.rejection import (
     accept_tokens,
     end_at_stop,
 )
+from helpers.chi_square import chi_square_limit
 
 from .enumeration import (
     Model,
