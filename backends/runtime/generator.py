@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
+from typing import Any, Unpack
 
 from edgecc.backends.base import Engine, IntArray, greedy_rounds
 from edgecc.backends.runtime.chat import ChatTemplates, Message
@@ -28,6 +29,13 @@ from edgecc.backends.runtime.request import (
     check_max_new_tokens,
     check_num_speculative_tokens,
     check_stop,
+)
+from edgecc.backends.runtime.sampling import (
+    SamplingOptions,
+    SamplingParams,
+    TokenLogprobs,
+    params_from_generation_config,
+    resolve_sampling,
 )
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import AcceptanceMonitor, SpeculationWarning, Stats
@@ -48,12 +56,16 @@ class Chunk:
         token_ids: The tokens added; several with speculation.
         finish_reason: Set on the last chunk.
         stats: Counts and times so far: one object, which grows until the last chunk.
+        logprobs: Of each of `token_ids`; None unless asked for.
+        seed: What random numbers follow from; None where there are none.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,8 @@ class Generation:
         finish_reason: `stop` at a stop token or stop string, `length` at a limit.
         prompt_tokens: Tokens of the prompt.
         stats: Counts and times.
+        logprobs: Of each of `token_ids`; None unless asked for.
+        seed: What random numbers followed from; None where there were none.
     """
 
     token_ids: list[int]
@@ -75,6 +89,8 @@ class Generation:
     finish_reason: FinishReason
     prompt_tokens: int
     stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
 
 
 class Generator:
@@ -85,6 +101,7 @@ class Generator:
         model: What the bundle says about the model.
         tokenizer: The bundle's tokenizer; without it there are tokens only.
         chat: The bundle's chat templates.
+        generation_config: What the checkpoint's `generation_config.json` says.
     """
 
     def __init__(
@@ -93,11 +110,13 @@ class Generator:
         model: ModelInfo,
         tokenizer: Tokenizer | None = None,
         chat: ChatTemplates | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat if chat is not None else ChatTemplates({})
+        self._generation_config = generation_config or {}
         draft = None if model.draft is None else engine.entry("draft")
         target = engine.entry("target")
         self._reader = PromptReader(model, tokenizer, self._chat)
@@ -139,6 +158,15 @@ class Generator:
         """The bundle's chat templates; possibly none."""
         return self._chat
 
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the authors of the checkpoint recommend; temperature 1 if they say nothing.
+
+        Raises:
+            RequestError: A value in the checkpoint's `generation_config.json` is out of range.
+        """
+        return params_from_generation_config(self._generation_config)
+
     def generate(
         self,
         prompt: str | None = None,
@@ -152,10 +180,14 @@ class Generator:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Continue a prompt, greedily. Exactly one of prompt, token_ids and messages is given.
+        """Continue a prompt. Exactly one of prompt, token_ids and messages is given.
 
-        The answer is the same with and without speculation.
+        Decoding is greedy unless a temperature is set, as an option or in `sampling`. The answer is
+        the same with and without speculation; with a temperature, for the same seed.
 
         Args:
             prompt: Text to continue. Special tokens that it names are encoded as such; none are
@@ -173,6 +205,11 @@ class Generator:
             stop: Strings that end the text; they are not part of it.
             ignore_eos: Go on after the model's end tokens.
             on_text: Called with each piece of text as it comes.
+            adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
+            sampling: How tokens are chosen.
+            **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
+                `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
+                `frequency_penalty`, `logit_bias`, `seed`, `logprobs`.
 
         Raises:
             RequestError: An argument is out of range, an image cannot be used, or another request
@@ -190,19 +227,27 @@ class Generator:
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
         pieces: list[str] = []
         tokens: list[int] = []
-        stats, reason = Stats(), FinishReason.LENGTH
+        logprobs: list[TokenLogprobs] | None = None
+        stats, reason, seed = Stats(), FinishReason.LENGTH, None
         with closing(stream) as chunks:
             for chunk in chunks:
                 tokens += chunk.token_ids
+                seed = chunk.seed
+                if chunk.logprobs is not None:
+                    logprobs = [*(logprobs or ()), *chunk.logprobs]
                 stats, reason = chunk.stats, chunk.finish_reason or reason
                 if chunk.text:
                     pieces.append(chunk.text)
                     if on_text is not None:
                         on_text(chunk.text)
-        return Generation(tokens, "".join(pieces), reason, stats.prompt_tokens, stats)
+        text = "".join(pieces)
+        return Generation(tokens, text, reason, stats.prompt_tokens, stats, logprobs, seed)
 
     def stream(
         self,
@@ -216,6 +261,9 @@ class Generator:
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
         """Like `generate`, but hands out each round as it is done.
 
@@ -243,6 +291,13 @@ class Generator:
             ),
             stop=check_stop(stop, has_tokenizer=self._tokenizer is not None),
             stop_ids=frozenset() if ignore_eos else self._model.eos_token_ids,
+            sampling=resolve_sampling(
+                sampling,
+                options,
+                num_tokens=self._model.num_tokens,
+                vocab_size=self._model.vocab_size,
+            ),
+            adaptive_speculation=adaptive_speculation,
         )
         return self._run(request)
 
@@ -272,7 +327,8 @@ class Generator:
         if draft is None or not request.num_speculative_tokens:
             return PlainDecoder(self._session, self._model)
         wanted = request.num_speculative_tokens
-        return SpeculativeDecoder(self._session, self._model, draft, wanted)
+        adaptive = request.adaptive_speculation
+        return SpeculativeDecoder(self._session, self._model, draft, wanted, adaptive=adaptive)
 
     def _run(self, request: Request) -> abc.Generator[Chunk, None, None]:
         if not self._busy.acquire(blocking=False):
@@ -289,9 +345,12 @@ class Generator:
     def _chunks(self, request: Request) -> abc.Iterator[Chunk]:
         stats = Stats(prompt_tokens=len(request.token_ids))
         builder = TextBuilder(self._tokenizer, request.stop, request.stop_ids)
+        sampling = request.sampling
         rounds = self._decoder(request).rounds(
-            request.token_ids, request.max_new_tokens, request.stop_ids, request.images
+            request.token_ids, request.max_new_tokens, request.stop_ids, sampling, request.images
         )
+        wants_logprobs = sampling.logprobs is not None
+        seed = None if sampling.greedy else sampling.seed
         reason: FinishReason | None = None
         for step in self._while_open(rounds):
             begin = perf_counter()
@@ -305,10 +364,12 @@ class Generator:
             stats.new_tokens += len(tokens)
             stats.host_seconds += perf_counter() - begin
             self._watch(step, stats)
-            yield Chunk(text, list(tokens), reason, stats)
+            logprobs = list(step.logprobs[: len(tokens)]) if wants_logprobs else None
+            yield Chunk(text, list(tokens), reason, stats, logprobs, seed)
             if reason is not None:
                 return
-        yield Chunk("", [], FinishReason.LENGTH, stats)
+        empty: list[TokenLogprobs] | None = [] if wants_logprobs else None
+        yield Chunk("", [], FinishReason.LENGTH, stats, empty, seed)
 
     def _check_open(self) -> None:
         if self._closed:

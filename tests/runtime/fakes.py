@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -42,6 +43,22 @@ def by_script(prompt_length: int, script: Sequence[int], then: int = 0) -> Choos
         return script[place] if 0 <= place < len(script) else then
 
     return choose
+
+
+def random_logits(num_tokens: int, spread: float = 1.5) -> Callable[[int], Array]:
+    """Logits f32 `[num_tokens]` that depend on all of the prefix."""
+
+    @cache
+    def logits(state: int) -> Array:
+        rng = np.random.default_rng([state, num_tokens])
+        return rng.normal(0, spread, num_tokens).astype(np.float32)
+
+    return logits
+
+
+def by_logits(logits: Callable[[int], Array]) -> Chooser:
+    """The best token of rows that follow from the state."""
+    return lambda state, position: int(logits(state).argmax())
 
 
 def continue_greedily(prompt: Sequence[int], count: int, choose: Chooser) -> list[int]:
@@ -117,6 +134,7 @@ class FakeTarget:
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
     log_rows: int = 0
     recurrent: RecurrentState | None = None
+    logits: Callable[[int], Array] | None = None  # of the tokens, by the state of a prefix
 
     def __post_init__(self) -> None:
         self.recurrent = RecurrentState(self.log_rows) if self.log_rows else None
@@ -156,6 +174,9 @@ class FakeTarget:
     def _logits(self, place: int) -> Array:
         """The chosen token first among equals, and padding rows that would win."""
         state = self.states[place]
+        if self.logits is not None:
+            padding = np.full(self.vocab_size - self.num_tokens, 50.0, dtype=np.float32)
+            return np.concatenate([self.logits(state), padding])
         token = self.choose(state, place)
         row = np.full(self.vocab_size, -2.0, dtype=np.float32)
         row[token] = 3.0
@@ -367,12 +388,22 @@ def make_pair(
     junk: bool = False,
     log_rows: int = 0,
     method: str = "dspark",
+    logits: Callable[[int], Array] | None = None,
 ) -> Pair:
-    """A fake pair; `plan=None` leaves the draft out."""
+    """A fake pair; `plan=None` leaves the draft out, ``logits` replace `choose`."""
+    if logits is not None:
+        choose = by_logits(logits)
     choose = choose if choose is not None else by_hash(num_tokens)
     outputs = Outputs()
     target = FakeTarget(
-        choose, vocab_size, num_tokens, capacity, prefill_chunk, outputs, log_rows=log_rows
+        choose,
+        vocab_size,
+        num_tokens,
+        capacity,
+        prefill_chunk,
+        outputs,
+        log_rows=log_rows,
+        logits=logits,
     )
     draft = info = None
     if plan is not None:
