@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from edgecc.backends.base import FloatArray, IntArray
+from edgecc.backends.runtime.calls import Steps
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
@@ -99,49 +100,62 @@ class Decoder(ABC):
             The round of the prompt, with the first token, then one round per target call. The last
             one has a finish reason. Nothing if there is no room for a single token.
         """
+        for steps in self.steps(token_ids, max_new_tokens, stop_ids):
+            yield self._session.run(steps)
+
+    def steps(
+        self,
+        token_ids: Sequence[int] | IntArray,
+        max_new_tokens: int,
+        stop_ids: Collection[int] = (),
+    ) -> Iterator[Steps[Round]]:
+        """Like `rounds`, for a caller that makes the engine calls.
+
+        Yields:
+            A coroutine for each round, to be run to its end before the next one is taken.
+        """
         session = self._session
         session.reset()
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
-        left = min(max_new_tokens, room)
-        if left < 1:
+        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids))
+        if limits.left < 1:
             return
-        stops = frozenset(stop_ids)
-        lap = _Lap(session)
-        token = best_token(
-            session.prefill(token_ids, features=self._drafting(len(token_ids))),
-            self._model.num_tokens,
-        )
-        session.push(token)
-        left -= 1
-        reason = _finish_reason(token, stops, left)
-        yield Round((token,), (), 0, lap.end(), is_prompt=True, finish_reason=reason)
-        while reason is None:
-            lap = _Lap(session)
-            tokens, proposed, accepted = self._step(stops)
-            tokens = tokens[:left]
-            left -= len(tokens)
-            reason = _finish_reason(tokens[-1], stops, left)
-            yield Round(tokens, proposed, accepted, lap.end(), finish_reason=reason)
+        yield self._first_round(token_ids, limits)
+        while limits.reason is None:
+            yield self._next_round(limits)
 
-    def _step(self, stops: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """One verification: the tokens committed, the proposals, and how many were accepted."""
+    def _first_round(self, token_ids: Sequence[int] | IntArray, limits: _Limits) -> Steps[Round]:
+        """Read the prompt and choose a token."""
         session = self._session
+        lap = _Lap(session)
+        drafting = self._drafting(len(token_ids))
+        logits = yield from session.prefill(token_ids, features=drafting)
+        token = best_token(logits, self._model.num_tokens)
+        session.push(token)
+        tokens, reason = limits.cut((token,))
+        return Round(tokens, (), 0, lap.end(), is_prompt=True, finish_reason=reason)
+
+    def _next_round(self, limits: _Limits) -> Steps[Round]:
+        """One verification."""
+        session = self._session
+        lap = _Lap(session)
         drafting = self._drafting(session.start)
         most = self._most() if drafting else 0
         if session.runs_rounds:
             proposed, choose = self._round(most, drafting)
         else:
-            proposed, choose = self._verify(most, drafting)
-        accepted, token = accept(choose, proposed, stops)
+            proposed, choose = yield from self._verify(most, drafting)
+        accepted, token = accept(choose, proposed, limits.stop_ids)
         session.commit(accepted, token)
-        return (*proposed[:accepted], token), proposed, accepted
+        tokens, reason = limits.cut((*proposed[:accepted], token))
+        return Round(tokens, proposed, accepted, lap.end(), finish_reason=reason)
 
-    def _verify(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
+    def _verify(self, most: int, drafting: bool) -> Steps[tuple[tuple[int, ...], Choose]]:
         """Proposals and the target's choices, by calls of the draft and of the target."""
         count = self._model.num_tokens
-        drafted = self._session.propose()[:most] if most else []
-        proposed = _valid_prefix(drafted, count)
-        logits = self._session.verify(proposed, features=drafting)
+        drafted = (yield from self._session.propose()) if most else []
+        proposed = _valid_prefix(drafted[:most], count)
+        logits = yield from self._session.verify(proposed, features=drafting)
         return tuple(proposed), lambda row: best_token(logits[row], count)
 
     def _round(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
@@ -269,10 +283,29 @@ class _Lap:
         return Seconds(target, draft, max(0.0, total - target - draft))
 
 
-def _finish_reason(token: int, stops: frozenset[int], left: int) -> FinishReason | None:
-    if token in stops:
-        return FinishReason.STOP
-    return None if left else FinishReason.LENGTH
+@dataclass(slots=True)
+class _Limits:
+    """What ends a text.
+
+    Attributes:
+        left: Tokens that may still be committed.
+        stop_ids: Tokens that end it.
+        reason: Why it ended, once it has.
+    """
+
+    left: int
+    stop_ids: frozenset[int]
+    reason: FinishReason | None = None
+
+    def cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """As many of the next tokens as may be committed, and whether they end the text."""
+        kept = tokens[: self.left]
+        self.left -= len(kept)
+        if kept[-1] in self.stop_ids:
+            self.reason = FinishReason.STOP
+        elif not self.left:
+            self.reason = FinishReason.LENGTH
+        return kept, self.reason
 
 
 def _valid_prefix(proposals: list[int], num_tokens: int) -> list[int]:

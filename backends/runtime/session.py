@@ -1,5 +1,8 @@
 """One sequence's state over the executables of a bundle: lengths, commit and rollback.
 
+What needs an engine is a coroutine (`Steps`): it yields its calls, and `Session.run` makes them for
+a sequence that runs alone.
+
 Caches are never copied or cleared: their *lengths* are the truth. Rows beyond a length are garbage
 that the next call overwrites, so a rollback is a smaller number. So it is for targets with states,
 which have no rows to count: rows that may be rejected change no state, they go to a log, and the
@@ -17,13 +20,17 @@ Invariants, at every point where no verification is open (`start` counts rows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
+from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
 from edgecc.errors import InternalError
+
+T = TypeVar("T")
 
 
 class Session:
@@ -51,6 +58,9 @@ class Session:
         self._rounds = rounds
         self._target = target
         self._draft = draft
+        self._entries = {Entry.TARGET: target}
+        if draft is not None:
+            self._entries[Entry.DRAFT] = draft
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
@@ -116,7 +126,11 @@ class Session:
         """Whether `round` is there, to be used instead of `propose` and `verify`."""
         return self._rounds is not None
 
-    def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> FloatArray:
+    def run(self, steps: Steps[T]) -> T:
+        """Make the calls of a coroutine of this sequence as they come, and give its result."""
+        return drive(steps, self._entries)
+
+    def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> Steps[FloatArray]:
         """Run a whole prompt through the target, in chunks.
 
         Args:
@@ -134,10 +148,11 @@ class Session:
         self._tokens = ids.tolist()
         last = (len(ids) - 1) // self._chunk * self._chunk
         for first in range(0, last, self._chunk):
-            self._run_target(ids[first : first + self._chunk], None, features, final=True)
+            chunk = ids[first : first + self._chunk]
+            yield from self._run_target(chunk, None, features, final=True)
             self._keep(self._chunk)
         rows = self._row_numbers[len(ids) - last - 1 : len(ids) - last]
-        logits = self._run_target(ids[last:], rows, features, final=True)
+        logits = yield from self._run_target(ids[last:], rows, features, final=True)
         self._keep(len(ids) - last)
         last_row: FloatArray = logits[0]
         return last_row
@@ -148,7 +163,7 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self) -> list[int]:
+    def propose(self) -> Steps[list[int]]:
         """Let the draft take the pending features and propose what follows the anchor.
 
         Returns:
@@ -156,10 +171,11 @@ class Session:
         """
         if self._start != len(self._tokens) - 1 or not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        proposals: list[int] = self._run_draft((Role.PROPOSALS,))[Role.PROPOSALS][0].tolist()
+        results = yield from self._run_draft((Role.PROPOSALS,))
+        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
         return proposals
 
-    def verify(self, proposals: Sequence[int], *, features: bool) -> FloatArray:
+    def verify(self, proposals: Sequence[int], *, features: bool) -> Steps[FloatArray]:
         """Run the target over the anchor and the proposals (none: a plain step).
 
         Args:
@@ -175,7 +191,7 @@ class Session:
             raise _misuse("verify follows push or commit")
         ids = np.array([self._tokens[-1], *proposals], dtype=np.int64)
         rows = self._row_numbers[: len(ids)]
-        logits = self._run_target(ids, rows, features, final=not proposals)
+        logits = yield from self._run_target(ids, rows, features, final=not proposals)
         self._open = tuple(proposals)
         return logits
 
@@ -231,7 +247,7 @@ class Session:
 
     def _run_target(
         self, ids: IntArray, rows: IntArray | None, features: bool, *, final: bool
-    ) -> FloatArray:
+    ) -> Steps[FloatArray]:
         """One target call after row `start`; its features are left in `_tap`.
 
         Args:
@@ -249,7 +265,7 @@ class Session:
             raise _misuse(f"{len(ids)} rows that may be rejected, at most {self._most_open} can")
         if features and self._pending:
             # The engine is about to reuse the array, so the draft takes these rows now.
-            self._run_draft(())
+            yield from self._run_draft(())
         self._pending, self._collects = 0, features
         inputs: dict[Role, Array] = {
             Role.TOKEN_IDS: ids[None],
@@ -259,16 +275,15 @@ class Session:
         if self._target.log_rows:
             inputs[Role.REPLAY_LENGTH] = np.array([self._replay], dtype=np.int64)
             inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
-        begin = perf_counter()
-        results = self._target.run(inputs, _TARGET_OUTPUTS[rows is not None, features])
-        self.target_seconds += perf_counter() - begin
+        reply = yield Call(Entry.TARGET, inputs, _TARGET_OUTPUTS[rows is not None, features])
+        self.target_seconds += reply.seconds
         self._replay = 0
         if features:
-            taps = results[Role.HIDDEN_TAP]
+            taps = reply.results[Role.HIDDEN_TAP]
             self._tap = lambda rows: taps[:, :rows]
-        return _NO_LOGITS if rows is None else results[Role.LOGITS][0]
+        return _NO_LOGITS if rows is None else reply.results[Role.LOGITS][0]
 
-    def _run_draft(self, outputs: tuple[Role, ...]) -> dict[Role, Array]:
+    def _run_draft(self, outputs: tuple[Role, ...]) -> Steps[Mapping[Role, Array]]:
         """Append the pending features to the draft caches; with outputs, also run the block."""
         if self._draft is None or not self._pending:
             raise _misuse("there is no draft")
@@ -276,19 +291,16 @@ class Session:
         end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
-        begin = perf_counter()
-        results = self._draft.run(
-            {
-                Role.FEATURES: self._tap(self._pending),
-                Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
-                Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
-            },
-            outputs,
-        )
-        self.draft_seconds += perf_counter() - begin
+        inputs: dict[Role, Array] = {
+            Role.FEATURES: self._tap(self._pending),
+            Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
+            Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
+        }
+        reply = yield Call(Entry.DRAFT, inputs, outputs)
+        self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
-        return results
+        return reply.results
 
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {

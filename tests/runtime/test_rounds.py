@@ -84,16 +84,16 @@ def test_a_plain_step_after_rounds_takes_features_back():
     """Calls and rounds may alternate: what waits for the draft is read from the device."""
     device, _ = on_device(make_pair(plan=[2], capacity=71, max_model_len=64))
     session = device.session
-    session.prefill([1, 2, 3], features=True)
+    session.run(session.prefill([1, 2, 3], features=True))
     tokens = continue_greedily([1, 2, 3], 12, by_hash(37))
     session.push(tokens[0])
     proposals, chosen = session.round(7, features=True)
     assert proposals[:2] == tokens[1:3]
     session.commit(2, chosen[2])
-    logits = session.verify([], features=True)
+    logits = session.run(session.verify([], features=True))
     session.commit(0, int(logits[0, :37].argmax()))
     assert session.tokens == [1, 2, 3, *tokens[:5]]
-    assert session.propose()[:2] == tokens[5:7]
+    assert session.run(session.propose())[:2] == tokens[5:7]
 
 
 @pytest.mark.parametrize("token", [-1, NUM_TOKENS])
@@ -114,7 +114,7 @@ def test_misuse():
     device, _ = on_device(make_pair())
     with pytest.raises(InternalError, match="round follows push"):
         device.session.round(3, features=True)
-    device.session.prefill([1, 2], features=False)
+    device.session.run(device.session.prefill([1, 2], features=False))
     device.session.push(4)
     with pytest.raises(InternalError, match="lacks the features"):
         device.session.round(3, features=True)
