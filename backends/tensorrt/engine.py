@@ -120,7 +120,6 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_engines(artifact)
-    _check_states(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
@@ -146,20 +145,6 @@ def open_engine(
     except BaseException:
         state.close()
         raise
-
-
-def _check_states(artifact: Mapping[str, Any]) -> None:
-    """Recurrent layers need the states of accepted rows, which nothing here keeps.
-
-    Raises:
-        UnsupportedError: An entry has states.
-    """
-    if any(p["role"] == Role.STATE for e in artifact["entries"].values() for p in e["inputs"]):
-        raise UnsupportedError(
-            "tensorrt/recurrent",
-            "the runtime does not drive targets with recurrent layers on a GPU yet",
-            help="`edgecc inspect` shows the engines; compile for --device cpu to run the model",
-        )
 
 
 def _weights(bundle: BundleFiles, artifact: Mapping[str, Any]) -> BoundWeights:
