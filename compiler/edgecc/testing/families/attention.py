@@ -65,7 +65,9 @@ def _head_counts(grow: Grower, width: int) -> tuple[int, int]:
 
 
 def _attributes(grow: Grower, heads: int, kv_heads: int) -> AttentionAttributes:
-    return AttentionAttributes(heads, kv_heads, 0.5, causal=grow.pick(True, False))
+    causal = grow.pick(True, False)
+    window = grow.pick(None, 1, 3) if causal else None
+    return AttentionAttributes(heads, kv_heads, 0.5, causal, window)
 
 
 def _attention(grow: Grower, wanted: Wanted) -> Expr:
