@@ -431,7 +431,7 @@ def test_bad_configs(
         ({"layer_types": [LINEAR] * 3 + ["mamba"]}, "config/layer-type", "'mamba'"),
         (
             {"layer_types": [LINEAR] * 3 + ["sliding_attention"], "sliding_window": 8},
-            "target/sliding-window",
+            "target/layer-type",
             "not supported",
         ),
     ],
