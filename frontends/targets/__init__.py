@@ -89,23 +89,27 @@ TARGETS: Mapping[str, TargetFrontend] = {
 _EXPERTS = re.compile(r"moe|mixtral|deepseek_v|gpt_oss|llama4")
 """Occurs in the names of families whose layers choose among several MLPs."""
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 def reject_experts(checkpoint: Checkpoint) -> None:
-    """Refuse mixtures of experts by their name, whatever else their config lacks.
+    """Refuse mixtures of experts before anything else, whatever their config lacks.
 
     Raises:
+        InputError: The config is of another form.
         UnsupportedError: It is one.
     """
     top, text = config_fields(checkpoint)
-    named = (
-        (fields.at("model_type"), fields.string("model_type", default="")) for fields in (text, top)
-    )
-    for where, name in named:
-        if _EXPERTS.search(name):
+    for fields in (text, top):
+        found = [k for k in _EXPERT_COUNTS if fields.integer(k, minimum=0, default=0)]
+        if _EXPERTS.search(fields.string("model_type", default="")):
+            found.append("model_type")
+        if found:
             raise UnsupportedError(
-                "target/mixture-of-experts",
-                f"targets of type {name!r} are mixtures of experts: they are not supported",
-                where=where,
+                "target/experts",
+                f"{found[0]} is {fields.values[found[0]]!r}: mixture-of-experts layers are not "
+                "supported",
+                where=fields.at(found[0]),
                 help=f"supported, all dense: {', '.join(TARGETS)}",
             )
 

@@ -224,9 +224,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lifted, Target]:
             "target/layer-type",
         ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "target/layer-type"),
-        ({"model_type": "qwen3_moe", "intermediate_size": DROP}, "target/mixture-of-experts"),
-        ({"model_type": "mixtral"}, "target/mixture-of-experts"),
-        ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "target/mixture-of-experts"),
+        ({"model_type": "qwen3_moe", "intermediate_size": DROP}, "target/experts"),
+        ({"model_type": "mixtral"}, "target/experts"),
+        ({"num_local_experts": 8}, "target/experts"),
+        ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "target/experts"),
     ],
 )
 def test_other_networks_are_refused(tmp_path: Path, change: Mapping[str, object], id: str) -> None:
