@@ -207,10 +207,10 @@ engine = open_engine(bundle, bundle.manifest["artifacts"]["cpu"], num_threads=1)
 loaded = anonymous()
 chunk = bundle.manifest["limits"]["prefill_chunk"]
 session = Session(engine.entry("target"), engine.entry("draft"), prefill_chunk=chunk)
-row = session.prefill([7 * i % 4000 for i in range(length - 10)], features=True)
+row = session.run(session.prefill([7 * i % 4000 for i in range(length - 10)], features=True))
 session.push(int(np.argmax(row[:4000])))
-proposals = session.propose()
-session.verify(proposals, features=True)
+proposals = session.run(session.propose())
+session.run(session.verify(proposals, features=True))
 print(loaded - before, anonymous() - loaded)
 """
 

@@ -19,6 +19,7 @@ from edgecc.backends.runtime.decoder import (
 from edgecc.backends.runtime.generator import Chunk, Generation, Generator
 from edgecc.backends.runtime.loader import load
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.sampling import SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import SpeculationWarning, Stats
 from edgecc.backends.runtime.tokenizer import DetokenizerStream, Tokenizer
@@ -36,11 +37,13 @@ __all__ = [
     "ModelInfo",
     "PlainDecoder",
     "Round",
+    "SamplingParams",
     "Seconds",
     "Session",
     "SpeculationWarning",
     "SpeculativeDecoder",
     "Stats",
+    "TokenLogprobs",
     "Tokenizer",
     "load",
 ]
