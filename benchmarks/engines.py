@@ -137,8 +137,9 @@ def _sizes(out: Path) -> dict[str, int]:
     made = manifest(out)
     engines = made["artifacts"][DEVICE]["engines"].values()
     files = made["files"]
+    plans = {e["file"]: e["bytes"] for e in engines}  # graphs of equal layers have one
     return {
-        "plan_bytes": sum(e["bytes"] for e in engines),
+        "plan_bytes": sum(plans.values()),
         "embedded_bytes": sum(e["weight_bytes"] for e in engines),
         "weight_file_bytes": sum(
             f["bytes"] for name, f in files.items() if name.startswith("weights/")
