@@ -4,9 +4,9 @@ Source: DeepSpec's reference model (arXiv 2607.05147). With F the tapped target 
 tokens, C = hidden_norm(F fc^T) is shared by all layers; each layer takes keys and values from C at
 the tokens' own positions (input_layernorm is not applied to C) and from the block. The block is
 [anchor, mask, ...], attends to the whole context and the whole block without a causal mask, and
-slot j predicts the token after position start + j. Layers with a window see, causally, only the
-last rows of context and block up to each slot (SpecForge, SGLang). The Markov head adds `w2 w1[previous token]` to
-the logits of each slot, left to right.
+slot j predicts the token after position start + j. In layers with a window each slot sees the last
+rows up to its own, of context and block (as in SpecForge and SGLang). The Markov head adds
+`w2 w1[previous token]` to the logits of each slot, left to right.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ pytest.importorskip("transformers")
 TOLERANCE = 1e-4
 """Relative; transformers computes in float32."""
 
-COMPILED = ("llama-biases", "mistral-window", "mistral-window-odd-heads", "qwen2-window")
-"""Models that are compiled in every run of the tests, the others in slow ones."""
+INTERPRETED = (
+    *("llama3-scaling", "llama-biases", "llama-dynamic", "mistral-window-odd-heads", "ministral"),
+    *("mistral3", "qwen2-tied-yarn", "qwen2-window", "qwen2-vl", "qwen3-window"),
+)
+COMPILED = (("llama-biases", "cpu"), ("mistral-window", "cpu"), ("qwen2-window", "onnx"))
+"""What every run of the tests has; all other models, and devices, are slow ones."""
 
 PROMPT = np.random.default_rng(5).integers(0, NUM_TOKENS, 41)
 NEW_TOKENS = 24
@@ -77,7 +82,12 @@ def make(name: str, folder: Path) -> Both:
     return Both(model, path, draft, load(model, path))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in MODELS
+    ],
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     return make(request.param, tmp_path_factory.mktemp("dense"))
 
@@ -85,16 +95,21 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=() if name in COMPILED else pytest.mark.slow) for name in MODELS
+        pytest.param(pair, marks=() if pair in COMPILED else pytest.mark.slow)
+        for pair in product(MODELS, ("cpu", "onnx"))
     ],
+    ids=lambda p: "-".join(p),
 )
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Both, Generator]:
     folder = tmp_path_factory.mktemp("compiled")
-    pair = make(request.param, folder)
+    name, device = request.param
+    pair = make(name, folder)
     out = folder / "bundle"
-    edgecc.compile(pair.path, pair.draft, out=out, max_model_len=96, prefill_chunk=48)
+    edgecc.compile(
+        pair.path, pair.draft, out=out, device=device, max_model_len=96, prefill_chunk=48
+    )
     return pair, edgecc.load(out)
 
 
