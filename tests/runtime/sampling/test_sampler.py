@@ -1,4 +1,4 @@
-"""Tokens of one sequence: bias and penalties, seeds, log-probabilities, and rows that are broken."""
+"""Tokens of one sequence: bias and penalties, seeds, log-probabilities, and broken rows."""
 
 from __future__ import annotations
 
