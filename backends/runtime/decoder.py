@@ -19,6 +19,7 @@ from typing import TypeAlias
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.adaptive import AdaptiveLength
 from edgecc.backends.runtime.calls import Steps
+from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.sampling import Sampler, SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.session import Session
@@ -98,6 +99,7 @@ class Decoder(ABC):
         max_new_tokens: int,
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
+        images: PromptImages | None = None,
     ) -> Iterator[Round]:
         """Continue a prompt.
 
@@ -106,12 +108,13 @@ class Decoder(ABC):
             max_new_tokens: Most tokens to commit. The model's length limits it as well.
             stop_ids: Tokens that end the text; the one that does is committed.
             sampling: How tokens are chosen; None means greedily.
+            images: What is in the prompt besides text.
 
         Yields:
             The round of the prompt, with the first token, then one round per target call. The last
             one has a finish reason. Nothing if there is no room for a single token.
         """
-        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling):
+        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images):
             yield self._session.run(steps)
 
     def steps(
@@ -120,6 +123,7 @@ class Decoder(ABC):
         max_new_tokens: int,
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
+        images: PromptImages | None = None,
     ) -> Iterator[Steps[Round]]:
         """Like `rounds`, for a caller that makes the engine calls.
 
@@ -134,16 +138,18 @@ class Decoder(ABC):
         limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids))
         if limits.left < 1:
             return
-        yield self._first_round(token_ids, limits)
+        yield self._first_round(token_ids, limits, images)
         while limits.reason is None:
             yield self._next_round(limits)
 
-    def _first_round(self, token_ids: Sequence[int] | IntArray, limits: _Limits) -> Steps[Round]:
+    def _first_round(
+        self, token_ids: Sequence[int] | IntArray, limits: _Limits, images: PromptImages | None
+    ) -> Steps[Round]:
         """Read the prompt and choose a token."""
         session = self._session
         lap = _Lap(session)
         drafting = self._drafting(len(token_ids))
-        logits = yield from session.prefill(token_ids, features=drafting)
+        logits = yield from session.prefill(token_ids, features=drafting, images=images)
         token = self._sampler.choose(logits)
         session.push(token)
         tokens, reason = limits.cut((token,))

@@ -22,13 +22,13 @@ from edgecc.backends.runtime.decoder import (
     SpeculativeDecoder,
 )
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.prompt import Images, PromptReader
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
     check_num_speculative_tokens,
-    check_prompt,
     check_stop,
-    check_token_ids,
 )
 from edgecc.backends.runtime.sampling import (
     SamplingOptions,
@@ -119,8 +119,15 @@ class Generator:
         self._generation_config = generation_config or {}
         draft = None if model.draft is None else engine.entry("draft")
         target = engine.entry("target")
+        self._reader = PromptReader(model, tokenizer, self._chat)
         self._session = Session(
-            target, draft, prefill_chunk=model.prefill_chunk, rounds=greedy_rounds(engine)
+            target,
+            draft,
+            prefill_chunk=model.prefill_chunk,
+            rounds=greedy_rounds(engine),
+            proposer=PROPOSERS[model.draft.method if model.draft else "dspark"],
+            vision=engine.entry("vision") if model.images else None,
+            feature_size=model.images.feature_size if model.images else 0,
         )
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
@@ -144,13 +151,7 @@ class Generator:
         Raises:
             RequestError: The bundle has none.
         """
-        if self._tokenizer is None:
-            raise RequestError(
-                "request/no-tokenizer",
-                "the bundle has no tokenizer",
-                help="pass token_ids instead of text",
-            )
-        return self._tokenizer
+        return self._reader.tokenizer
 
     @property
     def chat(self) -> ChatTemplates:
@@ -172,6 +173,7 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
@@ -191,7 +193,11 @@ class Generator:
             prompt: Text to continue. Special tokens that it names are encoded as such; none are
                 added.
             token_ids: The prompt as token ids.
-            messages: A chat to answer; rendered with the bundle's chat template.
+            messages: A chat to answer; rendered with the bundle's chat template. Images are parts
+                of its messages.
+            images: Images that go with prompt or token_ids: paths, bytes of files, Pillow images.
+                They take the places of the placeholders, in order; a prompt without any has them
+                in front.
             max_new_tokens: Most tokens to generate; 0 gives an empty answer. The answer also ends,
                 with reason `length`, where the model's length does.
             num_speculative_tokens: Proposals per round, at most the compiled number.
@@ -206,12 +212,16 @@ class Generator:
                 `frequency_penalty`, `logit_bias`, `seed`, `logprobs`.
 
         Raises:
-            RequestError: An argument is out of range, or another request is running.
+            RequestError: An argument is out of range, an image cannot be used, or another request
+                is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         stream = self.stream(
             prompt,
             token_ids=token_ids,
             messages=messages,
+            images=images,
             max_new_tokens=max_new_tokens,
             num_speculative_tokens=num_speculative_tokens,
             speculation=speculation,
@@ -245,6 +255,7 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
@@ -264,12 +275,16 @@ class Generator:
             `Generation.text`, their tokens joined `Generation.token_ids`.
 
         Raises:
-            RequestError: An argument is out of range; or, when the first chunk is taken, another
-                request is running.
+            RequestError: An argument is out of range, or an image cannot be used; or, when the
+                first chunk is taken, another request is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         self._check_open()
+        read = self._reader.read(prompt, token_ids, messages, images)
         request = Request(
-            token_ids=self._prompt_ids(prompt, token_ids, messages),
+            token_ids=read.token_ids,
+            images=read.images,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
             num_speculative_tokens=check_num_speculative_tokens(
                 num_speculative_tokens, speculation, self._model
@@ -307,26 +322,6 @@ class Generator:
     ) -> None:
         self.close()
 
-    def _prompt_ids(
-        self,
-        prompt: str | None,
-        token_ids: Sequence[int] | IntArray | None,
-        messages: Sequence[Message] | None,
-    ) -> IntArray:
-        given = {"prompt": prompt, "token_ids": token_ids, "messages": messages}
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) != 1:
-            raise RequestError(
-                "request/one-prompt",
-                "give exactly one of prompt, token_ids and messages, not "
-                + (" and ".join(names) or "none of them"),
-            )
-        if messages is not None:
-            prompt = self._chat.render(messages)
-        if prompt is not None:
-            token_ids = self.tokenizer.encode(check_prompt(prompt))
-        return check_token_ids(token_ids if token_ids is not None else (), self._model)
-
     def _decoder(self, request: Request) -> Decoder:
         draft = self._model.draft
         if draft is None or not request.num_speculative_tokens:
@@ -352,7 +347,7 @@ class Generator:
         builder = TextBuilder(self._tokenizer, request.stop, request.stop_ids)
         sampling = request.sampling
         rounds = self._decoder(request).rounds(
-            request.token_ids, request.max_new_tokens, request.stop_ids, sampling
+            request.token_ids, request.max_new_tokens, request.stop_ids, sampling, request.images
         )
         wants_logprobs = sampling.logprobs is not None
         seed = None if sampling.greedy else sampling.seed

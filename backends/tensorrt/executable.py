@@ -2,6 +2,8 @@
 
 Every value of the program has device memory of its own, as large as it ever gets, so addresses
 never change: an engine reads where the one before wrote, an updated cache lies where the cache was.
+States and their logs have two places each, and calls go from one to the other and back: an engine
+may still read the old state while it writes the new one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
 from edgecc.errors import RequestError
@@ -22,7 +24,7 @@ MakeContext: TypeAlias = Callable[[str, int], Context]
 
 
 class TrtExecutable:
-    """Runs one entry; owns its caches and intermediate values.
+    """Runs one entry; owns its caches, states, logs and intermediate values.
 
     Args:
         state: What the engines share.
@@ -32,6 +34,10 @@ class TrtExecutable:
         min_rows: Calls with fewer token rows are padded to this many, so that one row computes with
             the kernels of a round; what padding writes into the caches lies behind the valid rows.
         given: Memory of values that others made: what another entry has written.
+
+    Attributes:
+        values: Memory of every value; of a state or log, the first of its two places.
+        turn: Which place of states and logs the next call reads: 0 or 1. Always 0 without any.
     """
 
     def __init__(
@@ -49,6 +55,10 @@ class TrtExecutable:
         self._state = state
         self._program = program
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
+        self._carried = (*interface.caches, *interface.states, *interface.logs)
+        self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
+        self._updated: dict[str, DeviceArray] = {}
+        self.turn = 0
         self.values = self._allocate(engines, given or {})
 
     @property
@@ -58,15 +68,15 @@ class TrtExecutable:
 
     @property
     def log_rows(self) -> int:
-        """Rows of logs of states: there are no states."""
-        return 0
+        """Rows the logs of the states hold."""
+        return self.interface.log_rows
 
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:
         """Memory of every value: inputs as large as profiles allow, the others as they follow."""
         values = dict(given)
-        ports = {p.name: p for p in (*self.interface.inputs.values(), *self.interface.caches)}
+        ports = {p.name: p for p in (*self.interface.inputs.values(), *self._carried)}
         shapes: dict[str, Shape] = {}
         for step in self._program:
             plan = self._state.plans[step["graph"]]
@@ -74,10 +84,7 @@ class TrtExecutable:
                 if value not in shapes:
                     shapes[value] = plan.largest(name)
                     if value not in values:
-                        port = ports[value]
-                        is_cache = port.role is Role.KV_CACHE
-                        make = self._state.cache if is_cache else self._state.array
-                        values[value] = make(shapes[value], port.dtype)
+                        values[value] = self._input(ports[value], shapes[value])
             context = self._state.context(step["graph"], plan.last_profile)
             dtypes = {o["name"]: DTYPES[o["dtype"]] for o in engines[step["graph"]]["outputs"]}
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
@@ -85,10 +92,18 @@ class TrtExecutable:
                 shapes[value] = made[name]
                 cache = self.interface.updates.get(value)
                 if cache is not None:
-                    values[value] = values[cache]
+                    values[value] = self._updated.get(cache, values[cache])
                 elif value not in values:
                     values[value] = self._state.array(made[name], dtypes[name])
         return values
+
+    def _input(self, port: Port, shape: Shape) -> DeviceArray:
+        """Memory of an input; a state or log has a second place for its update."""
+        if port.role not in CARRIED:
+            return self._state.array(shape, port.dtype)
+        if port.name in self._states:
+            self._updated[port.name] = self._state.cache(shape, port.dtype)
+        return self._state.cache(shape, port.dtype)
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         """See `Executable.run`.
@@ -104,9 +119,12 @@ class TrtExecutable:
         for role, array in inputs.items():
             port = self.interface.inputs[role]
             shapes[port.name] = self._upload(port, array)
+        if self._states and not inputs[Role.CACHE_LENGTH][0]:
+            self.clear_states()
         stream = self._state.stream
         for context in self.calls(shapes, outputs, self._state.context):
             context.enqueue(stream.handle)
+        self.take_turn()
         results = {role: self._download(role, shapes) for role in outputs}
         stream.synchronize()
         tokens = inputs.get(Role.TOKEN_IDS)
@@ -123,16 +141,19 @@ class TrtExecutable:
     ) -> Iterator[Context]:
         """The engines that a call runs, in order, each with its shapes and addresses set.
 
+        They read states and logs at the place of this turn and write them at the other one:
+        `take_turn` when all are enqueued.
+
         Enqueue each before taking the next, unless `make` makes new contexts: an engine may come
         again with other shapes.
 
         Args:
             shapes: Of the inputs that are no caches, by name; the shapes of other values are added.
-            outputs: Roles wanted; caches are always updated.
+            outputs: Roles wanted; caches, states and logs are always updated.
             make: Where contexts come from.
         """
         ports = self.interface
-        shapes.update({c.name: self.values[c.name].shape for c in ports.caches})
+        shapes.update({c.name: self.values[c.name].shape for c in self._carried})
         wanted = {*ports.updates, *(ports.outputs[role].value for role in outputs)}
         for step in needed_steps(self._program, wanted):
             given = {n: shapes[v] for n, v in step["inputs"].items()}
@@ -140,8 +161,26 @@ class TrtExecutable:
             made = context.set_shapes(given)
             shapes.update({v: made[n] for n, v in step["outputs"].items()})
             bound = {**step["inputs"], **step["outputs"]}
-            context.bind({name: self.values[value].address for name, value in bound.items()})
+            context.bind({name: self._place(value).address for name, value in bound.items()})
             yield context
+
+    def _place(self, value: str) -> DeviceArray:
+        """Where a value is in this turn: in every second one, a state and its update swap."""
+        state = self.interface.updates.get(value, value)
+        if not self.turn or state not in self._states:
+            return self.values[value]
+        return self._updated[state] if value == state else self.values[state]
+
+    def take_turn(self) -> None:
+        """The next call reads the states that the last one has written."""
+        if self._states:
+            self.turn = 1 - self.turn
+
+    def clear_states(self) -> None:
+        """Begin a sequence: the next call reads states and logs of zeros."""
+        for name in self._states:
+            place = self._place(name)
+            self._state.stream.clear(place.address, byte_count(place.shape, place.dtype))
 
     def _upload(self, port: Port, array: Array) -> Shape:
         """Copy an input to the device, padded; the shape it has there.

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgecc.backends.base import Array, Executable, GreedyRound, Role
 from edgecc.backends.runtime import DraftInfo, ModelInfo, Session
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 
 MODULUS = 1_000_003  # below 2**24: exact in float32
 
@@ -201,19 +202,21 @@ class FakeDraft:
     junk: bool = False  # propose ids without a token after the error
     recorded: Sequence[Sequence[int]] = ()  # proposals of each block, instead of a plan
     log_rows: int = 0
+    chain: bool = False  # wants the token after each row of features
+    expected: int | None = None  # the token of the next row, once a call has told it
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     blocks: int = 0
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
-        assert set(inputs) == {Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH}
+        role = Role.NEXT_TOKEN_IDS if self.chain else Role.ANCHOR
+        assert set(inputs) == {Role.FEATURES, role, Role.CACHE_LENGTH}
         features = inputs[Role.FEATURES]
         assert features.dtype == np.float32
         assert features.ndim == 3
         assert features.flags.c_contiguous
-        assert inputs[Role.ANCHOR].dtype == inputs[Role.CACHE_LENGTH].dtype == np.int64
-        (anchor,) = inputs[Role.ANCHOR].tolist()
+        assert inputs[role].dtype == inputs[Role.CACHE_LENGTH].dtype == np.int64
         (length,) = inputs[Role.CACHE_LENGTH].tolist()
         rows = features[0].tolist()
         assert 1 <= len(rows) <= self.max_features
@@ -221,6 +224,13 @@ class FakeDraft:
         assert length + len(rows) + self.proposals <= self.capacity, "no rows for the block"
         self.outputs.spoil()
         self.calls.append((length, len(rows), tuple(outputs)))
+        following = inputs[role][0].tolist() if self.chain else inputs[role].tolist()
+        anchor = following[-1]
+        if self.chain:
+            own = [int(token) for _, token, _ in rows]
+            assert following[:-1] == own[1:], "a feature with a token that is not the next one"
+            assert not length or own[0] == self.expected, "not the token that was said to follow"
+            self.expected = anchor
         del self.tokens[length:], self.states[length:]
         for position, token, state in rows:
             before = self.states[-1] if self.states else 0
@@ -262,22 +272,32 @@ class ExecutableRounds:
     """
 
     def __init__(
-        self, target: Executable, draft: Executable | None, proposals: int, num_tokens: int
+        self,
+        target: Executable,
+        draft: Executable | None,
+        proposals: int,
+        num_tokens: int,
+        proposer: Proposer = PROPOSERS["dspark"],
     ) -> None:
-        self.target, self.draft = target, draft
+        self.target, self.draft, self.proposer = target, draft, proposer
         self.proposals, self.num_tokens = proposals, num_tokens
         self.taps: Array | None = None
         self.ran: list[int] = []
 
-    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: Array, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
+        assert following.dtype == np.int64
+        assert following.shape == (max(features, 1),)
         self.ran.append(features)
+        anchor = following[-1]
         made = np.empty(0, dtype=np.int64)
         if features:
             assert self.draft is not None
             made = self.draft.run(
                 {
                     Role.FEATURES: self.features(features),
-                    Role.ANCHOR: np.array([anchor]),
+                    self.proposer.role: self.proposer.tokens(following.tolist()),
                     Role.CACHE_LENGTH: np.array([draft_length]),
                 },
                 (Role.PROPOSALS,),
@@ -285,15 +305,20 @@ class ExecutableRounds:
         rest = np.zeros(self.proposals - len(made), dtype=np.int64)
         valid = np.clip(made, 0, self.num_tokens - 1)
         ids = np.concatenate([[anchor], valid, rest])
+        if self.target.log_rows and not features:
+            ids = ids[:1]  # the engine pads: of a target with states, only final rows are told
         outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if features else ()))
-        results = self.target.run(
-            {
-                Role.TOKEN_IDS: ids[None],
-                Role.CACHE_LENGTH: np.array([start]),
-                Role.LOGIT_ROWS: np.arange(len(ids)),
-            },
-            outputs,
-        )
+        inputs = {
+            Role.TOKEN_IDS: ids[None],
+            Role.CACHE_LENGTH: np.array([start]),
+            Role.LOGIT_ROWS: np.arange(len(ids)),
+        }
+        if self.target.log_rows:
+            inputs[Role.REPLAY_LENGTH] = np.array([replay])
+            inputs[Role.COMMIT_LENGTH] = np.array([0 if features else 1])
+        else:
+            assert not replay, "there is nothing to replay"
+        results = self.target.run(inputs, outputs)
         return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
 
     def features(self, rows: int) -> Array:
@@ -304,11 +329,10 @@ class ExecutableRounds:
 class Watched:
     """A target whose taps rounds can read after each call, with room for padding."""
 
-    log_rows = 0
-
     def __init__(self, target: Executable, rounds: ExecutableRounds, padding: int) -> None:
         self.inner, self.rounds = target, rounds
         self.capacity = target.capacity - padding
+        self.log_rows = target.log_rows
         rounds.target = self
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
@@ -369,6 +393,7 @@ def make_pair(
     truth: Sequence[int] | None = None,
     junk: bool = False,
     log_rows: int = 0,
+    method: str = "dspark",
     logits: Callable[[int], Array] | None = None,
 ) -> Pair:
     """A fake pair; `plan=None` leaves the draft out, ``logits` replace `choose`."""
@@ -388,7 +413,7 @@ def make_pair(
     )
     draft = info = None
     if plan is not None:
-        info = DraftInfo(proposals, proposals, draft_positions)
+        info = DraftInfo(proposals, proposals, draft_positions, method)
         draft = FakeDraft(
             choose,
             plan,
@@ -400,6 +425,7 @@ def make_pair(
             outputs,
             truth,
             junk,
+            chain=method != "dspark",
         )
     length = capacity if max_model_len is None else max_model_len
     model = ModelInfo(
@@ -411,7 +437,7 @@ def make_pair(
         prefill_chunk=prefill_chunk,
         draft=info,
     )
-    session = Session(target, draft, prefill_chunk=prefill_chunk)
+    session = Session(target, draft, prefill_chunk=prefill_chunk, proposer=PROPOSERS[method])
     return Pair(FakeEngine(target, draft), model, session)
 
 
@@ -419,7 +445,9 @@ def on_device(pair: Pair) -> tuple[Pair, ExecutableRounds]:
     """The same pair with rounds on the device."""
     proposals = pair.model.draft.num_speculative_tokens if pair.model.draft else 0
     target, draft = pair.engine.target, pair.engine.draft
-    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens)
+    proposer = PROPOSERS[pair.model.draft.method if pair.model.draft else "dspark"]
+    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer)
     watched = Watched(target, rounds, proposals)
-    session = Session(watched, draft, prefill_chunk=pair.model.prefill_chunk, rounds=rounds)
+    chunk = pair.model.prefill_chunk
+    session = Session(watched, draft, prefill_chunk=chunk, rounds=rounds, proposer=proposer)
     return Pair(pair.engine, pair.model, session), rounds

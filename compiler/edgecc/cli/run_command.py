@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 @click.option("--system", metavar="TEXT", help="System message for --chat.")
 @click.option("--token-ids", metavar="ID,ID,...", help="The prompt as token ids.")
 @click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    help="An image in the prompt, before its text; may be given several times.",
+)
+@click.option(
     "--max-new-tokens",
     type=int,
     default=128,
@@ -110,13 +117,22 @@ def _prompt(flags: dict[str, Any]) -> dict[str, Any]:
         )
     if flags["system"] is not None and flags["chat"] is None:
         raise UsageError("usage/prompt", "--system goes with --chat")
+    images = list(flags["images"]) or None
     if flags["prompt"] is not None:
-        return {"prompt": flags["prompt"]}
+        return {"prompt": flags["prompt"], "images": images}
     if flags["chat"] is not None:
         system = flags["system"]
         head = [] if system is None else [{"role": "system", "content": system}]
-        return {"messages": [*head, {"role": "user", "content": flags["chat"]}]}
-    return {"token_ids": _token_ids(flags["token_ids"])}
+        return {"messages": [*head, {"role": "user", "content": _content(flags["chat"], images)}]}
+    return {"token_ids": _token_ids(flags["token_ids"]), "images": images}
+
+
+def _content(text: str, images: list[str] | None) -> str | list[dict[str, str]]:
+    """A message of text, with images before it."""
+    if not images:
+        return text
+    pictures = [{"type": "image", "image": path} for path in images]
+    return [*pictures, {"type": "text", "text": text}]
 
 
 def _token_ids(text: str) -> list[int]:
