@@ -212,6 +212,14 @@ def test_banned_tokens_are_never_chosen():
     assert Sampler(SamplingParams(logit_bias=bias), [0], 4).choose(row) == 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("row", [[-np.inf, 3, -np.inf], [1, np.inf, 0]])
+def test_only_banned_tokens_are_left(temperature, row):
+    params = SamplingParams(temperature=temperature, seed=1, logit_bias={1: -math.inf})
+    with pytest.raises(BackendError, match=r"the largest logit is (-inf|nan)"):
+        Sampler(params, [0], 3).choose(np.array(row, dtype=np.float32))
+
+
 def test_a_seed_is_needed():
     with pytest.raises(InternalError, match="seed"):
         Sampler(SamplingParams(temperature=1.0), [0], 4)
