@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgecc.backends.base import Role
+from edgecc.backends.runtime.sampling import Sampler, SamplingParams
 from edgecc.errors import (
     BackendError,
     BundleError,
@@ -234,6 +235,47 @@ def test_a_target_alone(make, checkpoints):
         found = generator.generate(token_ids=PROMPT, max_new_tokens=9, ignore_eos=True)
     assert found.token_ids == greedy(alone, PROMPT, 9)
     assert bundle.cuda.launched == 7
+
+
+def sampled(module, prompt, count, params):
+    """Plain sampling by the interpreter over the same lowered graph, row by row."""
+    target, limit = reference(module, "target"), module.metadata["target"]["num_tokens"]
+    sampler = Sampler(params, prompt, limit)
+    tokens, start = list(prompt), 0
+    for _ in range(count):
+        logits = target.run(target_inputs(tokens[start:], start))[Role.LOGITS]
+        start = len(tokens)
+        tokens.append(sampler.choose(logits[0, -1]))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8, "seed": 6},
+        {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "frequency_penalty": 0.5, "seed": 2},
+        {"repetition_penalty": 1.5, "logprobs": 2},
+    ],
+)
+def test_what_is_sampled_is_chosen_from_logits(make, module, options):
+    """The device chooses greedily, so it runs no round of such a request, and all of the next."""
+    bundle = make()
+    expected = sampled(module, PROMPT, 10, SamplingParams(**options))
+    arguments = {"token_ids": PROMPT, "max_new_tokens": 10, "ignore_eos": True}
+    with bundle.generator() as generator:
+        for wanted in (None, 2, 4):
+            found = generator.generate(
+                num_speculative_tokens=wanted,
+                speculation=wanted is not None,
+                **arguments,
+                **options,
+            )
+            assert found.token_ids == expected
+            assert bundle.cuda.launched == 0
+            assert max(found.stats.proposed_by_round, default=0) == (wanted or 0)
+            assert len(found.logprobs or ()) == (10 if "logprobs" in options else 0)
+        assert generator.generate(**arguments).token_ids == greedy(module, PROMPT, 10)
+    assert bundle.cuda.launched > 0
 
 
 @pytest.mark.slow
