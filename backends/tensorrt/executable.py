@@ -17,7 +17,7 @@ from edgecc.backends.base import Array, Role
 from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
-from edgecc.errors import RequestError
+from edgecc.errors import BundleError, RequestError
 
 MakeContext: TypeAlias = Callable[[str, int], Context]
 """The context of a graph for a profile."""
@@ -74,7 +74,11 @@ class TrtExecutable:
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:
-        """Memory of every value: inputs as large as profiles allow, the others as they follow."""
+        """Memory of every value: inputs as large as profiles allow, the others as they follow.
+
+        Raises:
+            BundleError: An update has not the size of what it updates.
+        """
         values = dict(given)
         ports = {p.name: p for p in (*self.interface.inputs.values(), *self._carried)}
         shapes: dict[str, Shape] = {}
@@ -92,6 +96,8 @@ class TrtExecutable:
                 shapes[value] = made[name]
                 cache = self.interface.updates.get(value)
                 if cache is not None:
+                    if (made[name], dtypes[name]) != (shapes[cache], values[cache].dtype):
+                        raise _no_update(step["graph"], name, cache)
                     values[value] = self._updated.get(cache, values[cache])
                 elif value not in values:
                     values[value] = self._state.array(made[name], dtypes[name])
@@ -214,3 +220,11 @@ class TrtExecutable:
         ports = self.interface
         port = ports.inputs.get(role)
         return self.values[port.name if port else ports.outputs[role].value].address
+
+
+def _no_update(graph: str, name: str, cache: str) -> BundleError:
+    return BundleError(
+        "bundle/engine",
+        f"output {name!r} of engine {graph!r} is no update of {cache!r}: it has another size",
+        help="compile the bundle again",
+    )
