@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from edgecc.backends.base import Role
 from edgecc.backends.runtime.sampling import Sampler, SamplingParams
+from edgecc.backends.tensorrt import engine as engine_module
 from edgecc.errors import (
     BackendError,
     BundleError,
@@ -23,6 +25,7 @@ from helpers.lowered_pairs import (
     Reference,
     draft_inputs,
     target_inputs,
+    write_pair,
 )
 from helpers.remembering import RememberingInterpreter
 from helpers.simulated_bundle import lowered
@@ -101,6 +104,43 @@ def test_capacity_leaves_room_for_padding(make, module):
     target.run(target_inputs([1], 63), [])
     with pytest.raises(RequestError, match="exceed the cache capacity 64"):
         target.run(target_inputs([1, 2], 63), [])
+
+
+# --- deep targets ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Twelve layers in five graphs; taps in the first and the last of them."""
+    sizes = {"layers": 12, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16}
+    return lowered(*write_pair(tmp_path_factory.mktemp("deep"), **sizes, intermediate=32))
+
+
+def test_a_deep_target_decodes_graph_by_graph(make, deep):
+    bundle = make(deep)
+    found = bundle.generator().generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert found.token_ids == greedy(deep, PROMPT, 8)
+    ran = {name for name, _ in bundle.simulation.enqueued}
+    assert {f"target.body.{i}" for i in range(5)} <= ran
+
+
+def test_a_plan_that_serves_two_graphs_is_opened_once(make, deep):
+    bundle = make(deep)
+    artifact = copy.deepcopy(bundle.artifact)
+    engines = artifact["engines"]
+    kind = engines["target.body.2"]
+    bodies = (n for n in engines if n.startswith("target.body"))
+    same = [n for n in bodies if engines[n]["outputs"] == kind["outputs"]]
+    assert "target.body.3" in same
+    for name in same:
+        engines[name] = copy.deepcopy(kind)
+    with patch(
+        "edgecc.backends.tensorrt.engine.deserialize", wraps=engine_module.deserialize
+    ) as opened:
+        bundle.open(artifact).close()
+    files = [call.args[2].name for call in opened.call_args_list]
+    assert sorted(files) == sorted({e["file"] for e in engines.values()})
+    assert len(files) == len(engines) - len(same) + 1
 
 
 # --- decoding -------------------------------------------------------------------------------------
