@@ -23,6 +23,7 @@ class Entry(StrEnum):
 
     TARGET = "target"
     DRAFT = "draft"
+    VISION = "vision"
 
 
 @dataclass(frozen=True, slots=True)

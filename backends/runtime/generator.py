@@ -5,25 +5,31 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack
 
-from edgecc.backends.base import Engine, GreedyRounds, IntArray, greedy_rounds
+from edgecc.backends.base import Engine, Executable, GreedyRounds, IntArray, greedy_rounds
 from edgecc.backends.runtime.answer import Answer, Chunk, Generation
 from edgecc.backends.runtime.batch import Batch
-from edgecc.backends.runtime.calls import Entry
+from edgecc.backends.runtime.calls import Entry, Steps
 from edgecc.backends.runtime.chat import ChatTemplates, Message
-from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, SpeculativeDecoder
+from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, Round, SpeculativeDecoder
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.prompt import Images, PromptReader
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
     check_num_speculative_tokens,
-    check_prompt,
     check_stop,
-    check_token_ids,
+)
+from edgecc.backends.runtime.sampling import (
+    SamplingOptions,
+    SamplingParams,
+    params_from_generation_config,
+    resolve_sampling,
 )
 from edgecc.backends.runtime.scheduler import Scheduler
 from edgecc.backends.runtime.session import Session
@@ -42,6 +48,7 @@ class Generator:
         model: What the bundle says about the model.
         tokenizer: The bundle's tokenizer; without it there are tokens only.
         chat: The bundle's chat templates.
+        generation_config: What the checkpoint's `generation_config.json` says.
     """
 
     def __init__(
@@ -50,14 +57,19 @@ class Generator:
         model: ModelInfo,
         tokenizer: Tokenizer | None = None,
         chat: ChatTemplates | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat if chat is not None else ChatTemplates({})
-        self._entries = {Entry.TARGET: engine.entry(Entry.TARGET)}
+        self._generation_config = generation_config or {}
+        self._reader = PromptReader(model, tokenizer, self._chat)
+        self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
         if model.draft is not None:
             self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
+        if model.images is not None:
+            self._entries[Entry.VISION] = engine.entry(Entry.VISION)
         self._session = self._new_session(greedy_rounds(engine))
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
@@ -81,18 +93,21 @@ class Generator:
         Raises:
             RequestError: The bundle has none.
         """
-        if self._tokenizer is None:
-            raise RequestError(
-                "request/no-tokenizer",
-                "the bundle has no tokenizer",
-                help="pass token_ids instead of text",
-            )
-        return self._tokenizer
+        return self._reader.tokenizer
 
     @property
     def chat(self) -> ChatTemplates:
         """The bundle's chat templates; possibly none."""
         return self._chat
+
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the authors of the checkpoint recommend; temperature 1 if they say nothing.
+
+        Raises:
+            RequestError: A value in the checkpoint's `generation_config.json` is out of range.
+        """
+        return params_from_generation_config(self._generation_config)
 
     def generate(
         self,
@@ -100,22 +115,31 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Continue a prompt, greedily. Exactly one of prompt, token_ids and messages is given.
+        """Continue a prompt. Exactly one of prompt, token_ids and messages is given.
 
-        The answer is the same with and without speculation.
+        Decoding is greedy unless a temperature is set, as an option or in `sampling`. The answer is
+        the same with and without speculation; with a temperature, for the same seed.
 
         Args:
             prompt: Text to continue. Special tokens that it names are encoded as such; none are
                 added.
             token_ids: The prompt as token ids.
-            messages: A chat to answer; rendered with the bundle's chat template.
+            messages: A chat to answer; rendered with the bundle's chat template. Images are parts
+                of its messages.
+            images: Images that go with prompt or token_ids: paths, bytes of files, Pillow images.
+                They take the places of the placeholders, in order; a prompt without any has them
+                in front.
             max_new_tokens: Most tokens to generate; 0 gives an empty answer. The answer also ends,
                 with reason `length`, where the model's length does.
             num_speculative_tokens: Proposals per round, at most the compiled number.
@@ -123,19 +147,31 @@ class Generator:
             stop: Strings that end the text; they are not part of it.
             ignore_eos: Go on after the model's end tokens.
             on_text: Called with each piece of text as it comes.
+            adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
+            sampling: How tokens are chosen.
+            **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
+                `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
+                `frequency_penalty`, `logit_bias`, `seed`, `logprobs`.
 
         Raises:
-            RequestError: An argument is out of range, or another request is running.
+            RequestError: An argument is out of range, an image cannot be used, or another request
+                is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         stream = self.stream(
             prompt,
             token_ids=token_ids,
             messages=messages,
+            images=images,
             max_new_tokens=max_new_tokens,
             num_speculative_tokens=num_speculative_tokens,
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
         with closing(stream) as chunks:
             return Generation.of(_shown(chunks, on_text))
@@ -179,9 +215,7 @@ class Generator:
         rounds = greedy_rounds(self._engine) if slots == 1 else None
         return Batch(
             Scheduler(self._entries, lambda: self._new_session(rounds)),
-            lambda session, request: self._decoder(session, request).steps(
-                request.token_ids, request.max_new_tokens, request.stop_ids
-            ),
+            self._steps,
             self._answer,
             self._guarded,
             self._busy.release,
@@ -193,11 +227,15 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
         """Like `generate`, but hands out each round as it is done.
 
@@ -209,18 +247,24 @@ class Generator:
             `Generation.text`, their tokens joined `Generation.token_ids`.
 
         Raises:
-            RequestError: An argument is out of range; or, when the first chunk is taken, another
-                request is running.
+            RequestError: An argument is out of range, or an image cannot be used; or, when the
+                first chunk is taken, another request is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         request = self.request(
             prompt,
             token_ids=token_ids,
             messages=messages,
+            images=images,
             max_new_tokens=max_new_tokens,
             num_speculative_tokens=num_speculative_tokens,
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
         return self._run(request)
 
@@ -230,26 +274,41 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Request:
         """Check the arguments of `generate` and keep them, for a batch.
 
         Raises:
-            RequestError: An argument is out of range.
+            RequestError: An argument is out of range, or an image cannot be used.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         self._check_open()
+        read = self._reader.read(prompt, token_ids, messages, images)
         return Request(
-            token_ids=self._prompt_ids(prompt, token_ids, messages),
+            token_ids=read.token_ids,
+            images=read.images,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
             num_speculative_tokens=check_num_speculative_tokens(
                 num_speculative_tokens, speculation, self._model
             ),
             stop=check_stop(stop, has_tokenizer=self._tokenizer is not None),
             stop_ids=frozenset() if ignore_eos else self._model.eos_token_ids,
+            sampling=resolve_sampling(
+                sampling,
+                options,
+                num_tokens=self._model.num_tokens,
+                vocab_size=self._model.vocab_size,
+            ),
+            adaptive_speculation=adaptive_speculation,
         )
 
     def close(self) -> None:
@@ -273,35 +332,33 @@ class Generator:
     ) -> None:
         self.close()
 
-    def _prompt_ids(
-        self,
-        prompt: str | None,
-        token_ids: Sequence[int] | IntArray | None,
-        messages: Sequence[Message] | None,
-    ) -> IntArray:
-        given = {"prompt": prompt, "token_ids": token_ids, "messages": messages}
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) != 1:
-            raise RequestError(
-                "request/one-prompt",
-                "give exactly one of prompt, token_ids and messages, not "
-                + (" and ".join(names) or "none of them"),
-            )
-        if messages is not None:
-            prompt = self._chat.render(messages)
-        if prompt is not None:
-            token_ids = self.tokenizer.encode(check_prompt(prompt))
-        return check_token_ids(token_ids if token_ids is not None else (), self._model)
-
     def _new_session(self, rounds: GreedyRounds | None) -> Session:
-        target, draft = self._entries[Entry.TARGET], self._entries.get(Entry.DRAFT)
-        return Session(target, draft, prefill_chunk=self._model.prefill_chunk, rounds=rounds)
+        model, entries = self._model, self._entries
+        return Session(
+            entries[Entry.TARGET],
+            entries.get(Entry.DRAFT),
+            prefill_chunk=model.prefill_chunk,
+            rounds=rounds,
+            proposer=PROPOSERS[model.draft.method if model.draft else "dspark"],
+            vision=entries.get(Entry.VISION),
+            feature_size=model.images.feature_size if model.images else 0,
+        )
 
     def _decoder(self, session: Session, request: Request) -> Decoder:
         draft = self._model.draft
         if draft is None or not request.num_speculative_tokens:
             return PlainDecoder(session, self._model)
-        return SpeculativeDecoder(session, self._model, draft, request.num_speculative_tokens)
+        wanted, adaptive = request.num_speculative_tokens, request.adaptive_speculation
+        return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
+
+    def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
+        return self._decoder(session, request).steps(
+            request.token_ids,
+            request.max_new_tokens,
+            request.stop_ids,
+            request.sampling,
+            request.images,
+        )
 
     def _answer(self, request: Request) -> Answer:
         return Answer(request, self._tokenizer, self._monitor)
@@ -322,10 +379,8 @@ class Generator:
             self._busy.release()
 
     def _chunks(self, request: Request) -> abc.Iterator[Chunk]:
-        answer = self._answer(request)
-        rounds = self._decoder(self._session, request).rounds(
-            request.token_ids, request.max_new_tokens, request.stop_ids
-        )
+        answer, session = self._answer(request), self._session
+        rounds = map(session.run, self._steps(session, request))
         while (step := self._guarded(lambda: next(rounds, None))) is not None:
             chunk = answer.add(step)
             if answer.finding is not None:
@@ -348,7 +403,9 @@ class Generator:
             return work()
 
 
-def _shown(chunks: abc.Iterable[Chunk], on_text: Callable[[str], None] | None) -> Iterator[Chunk]:
+def _shown(
+    chunks: abc.Iterable[Chunk], on_text: Callable[[str], None] | None
+) -> abc.Iterator[Chunk]:
     """The same chunks, each piece of text handed out as it comes."""
     for chunk in chunks:
         if chunk.text and on_text is not None:

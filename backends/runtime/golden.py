@@ -22,6 +22,11 @@ def lowered_golden_file(device: str) -> str:
     return f"golden-{device}.safetensors"
 
 
+def tower_tensor(role: Role) -> str:
+    """Golden input of the vision tower."""
+    return f"tower.{role}"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far an engine may be off.
@@ -146,6 +151,9 @@ def compare_golden(
             logits.
     """
     ids = golden["token_ids"]
+    checks = []
+    if "image_features" in golden:
+        checks.append(_compare_tower(engine, golden, limits, suffix))
     target = engine.entry("target")
     wanted = [Role.LOGITS] + ([Role.HIDDEN_TAP] if "hidden_tap" in golden else [])
     if num_tokens:
@@ -158,9 +166,13 @@ def compare_golden(
     if target.log_rows:
         inputs[Role.REPLAY_LENGTH] = np.zeros(1, dtype=np.int64)
         inputs[Role.COMMIT_LENGTH] = np.array([len(ids)])
+    if "image_features" in golden:
+        inputs[Role.POSITIONS] = golden["positions"][:, None]
+        inputs[Role.IMAGE_ROWS] = golden["image_rows"][None]
+        inputs[Role.IMAGE_FEATURES] = golden["image_features"][None]
     out = target.run(inputs, wanted)
     logits = out[Role.LOGITS][0]
-    checks = [_compare(f"target logits{suffix}", logits, golden["logits"], limits)]
+    checks.append(_compare(f"target logits{suffix}", logits, golden["logits"], limits))
     if num_tokens:
         chosen = out[Role.CHOSEN_TOKENS][0]
         checks.append(compare_choices("target choices", chosen, logits[:, :num_tokens]))
@@ -179,6 +191,21 @@ def compare_golden(
         found, expected = draft[Role.PROPOSALS][0], golden["proposals"]
         checks.append(compare_proposals(f"draft proposals{suffix}", found, expected, limits.tokens))
     return Verification(tuple(checks))
+
+
+def _compare_tower(
+    engine: Engine, golden: Mapping[str, Array], limits: Limits, suffix: str
+) -> Check:
+    """The features of an image; the target is given those of the reference, whatever these are."""
+    roles = (
+        Role.PIXEL_VALUES,
+        Role.POSITIONS,
+        Role.INTERPOLATION_IDS,
+        Role.INTERPOLATION_WEIGHTS,
+    )
+    inputs = {role: golden[tower_tensor(role)] for role in roles}
+    found = engine.entry("vision").run(inputs, [Role.IMAGE_FEATURES])[Role.IMAGE_FEATURES][0]
+    return _compare(f"image features{suffix}", found, golden["image_features"], limits)
 
 
 def _compare(name: str, found: Array, expected: Array, limits: Limits) -> Check:

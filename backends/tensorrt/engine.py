@@ -120,7 +120,7 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_engines(artifact)
-    _check_states(artifact)
+    _check_driven(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
@@ -148,17 +148,23 @@ def open_engine(
         raise
 
 
-def _check_states(artifact: Mapping[str, Any]) -> None:
-    """Recurrent layers need the states of accepted rows, which nothing here keeps.
+def _check_driven(artifact: Mapping[str, Any]) -> None:
+    """What nothing here keeps or passes: states of accepted rows, images and their positions.
 
     Raises:
-        UnsupportedError: An entry has states.
+        UnsupportedError: An entry has states, or the target reads images.
     """
     if any(p["role"] == Role.STATE for e in artifact["entries"].values() for p in e["inputs"]):
         raise UnsupportedError(
             "tensorrt/recurrent",
             "the runtime does not drive targets with recurrent layers on a GPU yet",
             help="`edgecc inspect` shows the engines; compile for --device cpu to run the model",
+        )
+    if "vision" in artifact["entries"]:
+        raise UnsupportedError(
+            "tensorrt/images",
+            "the runtime does not drive targets that read images on a GPU yet",
+            help="compile with --components text for text alone, or for --device cpu",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgecc.devices import Device, LinearForm, get_device
 from edgecc.errors import UsageError
+from edgecc.frontends.components import TEXT, parse_components
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
@@ -24,8 +25,12 @@ class CompileOptions:
 
     Attributes:
         device: Name of the compile target, see `edgecc.devices`, or several of them for one bundle.
+        components: Which parts of the checkpoints are compiled, see `edgecc.frontends.components`.
+            `text` leaves out the vision tower of a multimodal target.
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
+        spec_method: Speculation method; `auto` is that of the draft, none without one; `mtp` drafts
+            with the target's own multi-token-prediction block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         prefill_chunk: Most rows per call of the target.
         max_batch_size: Most sequences at a time.
@@ -48,8 +53,10 @@ class CompileOptions:
     """
 
     device: str | tuple[str, ...] = "cpu"
+    components: str = TEXT
     max_model_len: int | None = None
     max_input_len: int | None = None
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     prefill_chunk: int = 128
     max_batch_size: int = 1
@@ -66,6 +73,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         self._check_devices()
+        parse_components(self.components)
         _choice("weights", self.weights, WEIGHTS_CHOICES)
         _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
         _choice("verify", self.verify, VERIFY_CHOICES)

@@ -11,17 +11,18 @@ when they are built), and rounding up by allocators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import TypeAlias
 
 from edgecc.backends.tensorrt.profiles import verify_rows
-from edgecc.devices import Device
+from edgecc.devices import Device, Dialect
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.evaluation import last_uses
-from edgecc.ir.types import DimExpr, TensorType
+from edgecc.ir.types import DimExpr, TensorType, symbols_of
 from edgecc.memory_weights import WeightBytes
+from edgecc.roles import Role
 
 Sizes: TypeAlias = Mapping[str, int]
 
@@ -31,6 +32,7 @@ _KEPT = (*_CACHES, *_STATES)
 """Roles of inputs that stay on the device from call to call, updated in place."""
 
 _ATTENTION = ("attention", "cached_attention")
+_IMAGE_ATTENTION = ("multi_head_attention",)
 _SCORE_BYTES = 4
 
 
@@ -162,9 +164,10 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
     chunk = rows if chunk is None else chunk
     prefill = _sizes(module, batch, chunk, 1)
     verify = _sizes(module, batch, rows, rows)
+    towers = {e.name for e in module.entries() if e.by_role(Role.PIXEL_VALUES)}
     figures = {
-        phase: _activations(module, device, sizes)
-        for phase, sizes in (("prefill", prefill), ("verify", verify))
+        "prefill": _activations(module, device, prefill),
+        "verify": _activations(module, device, verify, without=towers),
     }
     parts = tuple(
         _part(module, name, graphs, verify, weights, figures)
@@ -175,8 +178,14 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
 
 
 def _sizes(module: Module, batch: int, rows: int, wanted: int) -> dict[str, int]:
-    """Symbols of a call with so many rows: `b`, `r`, and all others are rows."""
+    """Symbols of a call with so many rows: `b`, `r`, and all others are rows.
+
+    The tower reads one image a call, while a prompt is read: the largest one it takes.
+    """
     sizes = dict.fromkeys(module.symbols, rows)
+    inputs = (i for g in module.graphs.values() for i in g.by_role(Role.PIXEL_VALUES))
+    for name in symbols_of(dim for i in inputs for dim in i.value.type.shape):
+        sizes[name] = module.symbols[name].high
     return sizes | {"b": batch, "r": wanted}
 
 
@@ -219,17 +228,30 @@ def _part(
     )
 
 
-def _activations(module: Module, device: Device, sizes: Sizes) -> dict[str, int]:
+def _activations(
+    module: Module, device: Device, sizes: Sizes, *, without: Collection[str] = ()
+) -> dict[str, int]:
     """By graph: what entries are passed, and the peak of each graph without calls.
 
     A graph that is called several times has the largest of its peaks.
+
+    Args:
+        module: Legalized for the device.
+        device: What it was lowered for.
+        sizes: Value of every symbol.
+        without: Entries that do not run.
     """
     found: dict[str, int] = {}
-    for entry in module.entries():
+    for entry in (e for e in module.entries() if e.name not in without):
         passed = (i.value.type for i in entry.inputs if i.role not in _KEPT)
         found[entry.name] = sum(_nbytes(t, sizes) for t in passed)
         for graph, bound in _leaves(module, entry, sizes):
-            peak = peak_bytes(graph, bound, scores=device.dialect is not None)
+            peak = peak_bytes(
+                graph,
+                bound,
+                scores=device.dialect is not None,
+                image_scores=device.dialect is Dialect.STANDARD,
+            )
             own = found[entry.name] if graph is entry else 0
             found[graph.name] = max(found.get(graph.name, 0), own + peak)
     return found
@@ -256,7 +278,7 @@ def _bound(callee: Graph, node: Node, sizes: Sizes) -> dict[str, int]:
     return found
 
 
-def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool) -> int:
+def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool, image_scores: bool = False) -> int:
     """The most bytes that results of a graph's nodes take at the same time.
 
     Values live from the node that makes them to the last that reads them, outputs to the end.
@@ -267,6 +289,7 @@ def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool) -> int:
         graph: Without calls.
         sizes: Value of every symbol.
         scores: Whether attention keeps its scores f32 `[b, heads, t, capacity]` while it runs.
+        image_scores: Whether that of a vision tower does, f32 `[1, heads, s, s]`.
     """
     nodes = list(graph.nodes)
     aliased = {o.value for o in graph.outputs if o.alias is not None}
@@ -276,20 +299,19 @@ def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool) -> int:
         in_place = value in aliased or value.producer is None
         return 0 if in_place else _nbytes(value.type, sizes)
 
+    held = {*(_ATTENTION if scores else ()), *(_IMAGE_ATTENTION if image_scores else ())}
     live = most = 0
     for index, node in enumerate(nodes):
         live += sum(map(size, node.results))
-        most = max(most, live + (_scores(node, sizes) if scores else 0))
+        most = max(most, live + (_scores(node, sizes) if node.op.name in held else 0))
         live -= sum(map(size, dead.get(index, ())))
     return most
 
 
 def _scores(node: Node, sizes: Sizes) -> int:
-    if node.op.name not in _ATTENTION:
-        return 0
-    caches = [v.type for v in node.operands if v.type.rank == 4]
     batch, rows = _shape(node.operands[0].type, sizes)[:2]
-    capacity = _shape(caches[0], sizes)[2]
+    caches = [v.type for v in node.operands if v.type.rank == 4]
+    capacity = _shape(caches[0], sizes)[2] if caches else rows
     return _SCORE_BYTES * batch * int(getattr(node.attrs, "heads", 1)) * rows * capacity
 
 

@@ -15,6 +15,7 @@ from edgecc.errors import (
     ResourceError,
     UnsupportedError,
 )
+from helpers.eagle3 import write_eagle3
 from helpers.lowered_pairs import (
     REAL_DRAFT,
     REAL_TARGET,
@@ -155,7 +156,7 @@ def test_one_wait_and_few_bytes_a_round(make):
     features, start, length = 5, 5, 0
     for step in range(4):
         waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
-        made = engine.rounds.run(step, start, features, length)
+        made = engine.rounds.run(np.array([9] * (features - 1) + [step]), start, features, length)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 24
         assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
@@ -172,7 +173,8 @@ def test_rounds_do_what_calls_do(make, module):
     engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
     start, length = 16, 0
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0)):
-        found = engine.rounds.run(anchor, start, len(taps), length)
+        following = np.array([9] * (len(taps) - 1) + [anchor])
+        found = engine.rounds.run(following, start, len(taps), length)
         proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
         want = target.run(target_inputs([anchor, *proposals], start))
@@ -180,6 +182,49 @@ def test_rounds_do_what_calls_do(make, module):
         length, start = start, start + accepted + 1
         taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
         np.testing.assert_array_equal(engine.rounds.features(accepted + 1)[0], taps)
+
+
+@pytest.fixture(scope="module")
+def chain(checkpoints, tmp_path_factory):
+    """An EAGLE3 pair as it is lowered for the simulated GPU; its rounds have eight rows."""
+    folder = tmp_path_factory.mktemp("chain") / "d"
+    hidden = lowered(*checkpoints).metadata["target"]["hidden_size"]
+    draft = write_eagle3(folder, hidden=hidden, taps=2, target_layer_ids=[0, 1])
+    return lowered(checkpoints[0], draft)
+
+
+def test_rounds_of_a_chain(make, chain):
+    """Such a draft is told the token after each row of features; a prompt's chunk has many."""
+    engine = make(chain).open()
+    target, draft = reference(chain, "target"), reference(chain, "draft")
+    tokens = [*PROMPT[:16], 3]
+    taps = target.run(target_inputs(PROMPT[:16], 0))[Role.HIDDEN_TAP][0]
+    engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
+    start, length = 16, 0
+    for accepted in (0, 7, 3, 3, 7, 0):
+        following = np.array(tokens[length + 1 :])
+        found = engine.rounds.run(following, start, len(taps), length)
+        inputs = {
+            Role.FEATURES: taps[None],
+            Role.NEXT_TOKEN_IDS: following[None],
+            Role.CACHE_LENGTH: np.array([length]),
+        }
+        np.testing.assert_array_equal(found.proposals, draft.run(inputs)[Role.PROPOSALS][0])
+        want = target.run(target_inputs([tokens[-1], *found.proposals], start))
+        np.testing.assert_array_equal(found.chosen, want[Role.CHOSEN_TOKENS][0])
+        tokens += [*found.proposals[:accepted].tolist(), int(found.chosen[accepted])]
+        length, start = start, start + accepted + 1
+        taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
+    engine.close()
+
+
+def test_the_text_of_a_chain(make, chain):
+    bundle = make(chain)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=24, ignore_eos=True)
+    assert found.token_ids == greedy(chain, PROMPT, 24)
+    assert found.stats.proposed > 0
+    assert bundle.cuda.launched
 
 
 def test_a_target_alone(make, checkpoints):
@@ -374,8 +419,12 @@ def test_a_file_that_is_no_plan(make, tmp_path):
 def test_recurrent_targets_are_refused(make):
     bundle = make()
     artifact = copy.deepcopy(bundle.artifact)
-    state = {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]}
-    artifact["entries"]["target"]["inputs"].append(state)
+    artifact["entries"]["target"]["inputs"] += [
+        {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]},
+        {"name": "log", "role": "state_log", "dtype": "f32", "shape": ["b", 8, 6]},
+        {"name": "replay_length", "role": "replay_length", "dtype": "i64", "shape": ["b"]},
+        {"name": "commit_length", "role": "commit_length", "dtype": "i64", "shape": ["b"]},
+    ]
     with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
         bundle.open(artifact)
     assert caught.value.exit_code == 4
