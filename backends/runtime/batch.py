@@ -13,7 +13,7 @@ from edgecc.backends.runtime.request import Request
 from edgecc.backends.runtime.scheduler import Outcome, Rounds, Scheduler
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import SpeculationWarning
-from edgecc.errors import EdgeccError
+from edgecc.errors import EdgeccError, RequestError
 
 Decode = Callable[[Session, Request], Rounds]
 """The rounds of a request."""
@@ -103,7 +103,12 @@ class Batch:
 
         Returns:
             Its ticket, which is never used again.
+
+        Raises:
+            RequestError: The batch is closed.
         """
+        if not self._open:
+            raise RequestError("request/closed", "the batch is closed", help="make another one")
         ticket, self._next = self._next, self._next + 1
         self._waiting[ticket] = request
         return ticket
