@@ -28,7 +28,7 @@ from helpers.lowered_pairs import (
     write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import lowered
+from helpers.simulated_bundle import artifact_of, lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
@@ -176,6 +176,54 @@ def test_a_capture_that_fails(make, module):
     assert found.token_ids == greedy(module, PROMPT, 12)
     assert bundle.cuda.launched == 0
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
+
+
+@pytest.fixture(scope="module")
+def batched(checkpoints):
+    """The same pair, for three sequences at a time."""
+    return lowered(*checkpoints, max_batch_size=3)
+
+
+def test_engines_run_one_sequence_whatever_the_batch(module, batched):
+    alone, many = (artifact_of(m, "1")["engines"] for m in (module, batched))
+    assert alone == many
+
+
+def test_a_batch_has_the_texts_of_single_requests(make, batched):
+    """One call after the other, each in its slot: text, and what is accepted, are the same."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[3:12], PROMPT[5:9]]
+    with make(batched).generator() as generator:
+        options = [
+            {"max_new_tokens": 4 + 2 * i, "num_speculative_tokens": i} if i else {}
+            for i in range(len(prompts))
+        ]
+        options[0] = {"speculation": False, "max_new_tokens": 7}
+        wanted = [
+            {"token_ids": ids, "ignore_eos": True, **more}
+            for ids, more in zip(prompts, options, strict=True)
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+        with generator.batch() as batch:
+            assert batch.slots == 3
+
+
+def test_slots_have_memory_of_their_own(make, batched):
+    bundle = make(batched)
+    engine = bundle.open()
+    target = engine.entry("target")
+    assert (target.slots, target.batch_size) == (3, 1)
+    for slot, prompt in ((0, PROMPT[:4]), (2, PROMPT[4:9])):
+        target.run(target_inputs(prompt, 0), [Role.LOGITS], slot=slot)
+    held = []
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        held.append([bundle.cuda.device(value.slot(slot), nbytes).any() for slot in range(3)])
+    assert held == [[True, False, True]] * len(held)
+    with pytest.raises(RequestError, match="after which 0 are held"):
+        target.run(target_inputs(PROMPT[:4], 0), [Role.LOGITS], slot=3)
 
 
 def test_to_the_last_position(make, module):
