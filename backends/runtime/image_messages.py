@@ -35,7 +35,7 @@ def images_of(
     """
     return [
         _source(part, f"messages[{i}].content[{j}]", allow_files=allow_files)
-        for i, message in enumerate(messages)
+        for i, message in enumerate(messages if isinstance(messages, Sequence) else ())
         for j, part in _parts(message)
     ]
 
@@ -58,7 +58,7 @@ def without_sources(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 def _parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Parts that are images. Templates tell them by their type or by having such a key.
 
-    A message that is none has no parts: the template says what is wrong with it.
+    What is no message has no parts: rendering says what is wrong with it.
     """
     content = message.get("content") if isinstance(message, Mapping) else None
     for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
