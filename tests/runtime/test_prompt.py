@@ -143,6 +143,10 @@ def test_images_of_a_chat() -> None:
         ({"token_ids": [99999], "images": [PICTURE]}, "request/token-out-of-range"),
         ({"messages": "a chat"}, "chat/bad-messages"),
         ({"messages": ["a"]}, "chat/bad-messages"),
+        (
+            {"messages": ["a", {"role": "user", "content": [{"type": "image", "image": PICTURE}]}]},
+            "chat/bad-messages",
+        ),
         ({"messages": 7}, "chat/bad-messages"),
         ({"messages": []}, "request/empty-prompt"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image/no-source"),
