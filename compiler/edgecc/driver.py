@@ -41,12 +41,14 @@ def lift(
     *,
     max_model_len: int | None = None,
     num_speculative_tokens: int | None = None,
+    max_batch_size: int = 1,
     components: str = "text",
 ) -> Module:
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
     options = LiftOptions(
         max_model_len=max_model_len,
         num_speculative_tokens=num_speculative_tokens,
+        max_batch_size=max_batch_size,
         components=components,
     )
     return lift_checkpoints(target, draft, options)
@@ -175,6 +177,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             max_input_len=options.max_input_len,
             prefill_chunk=options.prefill_chunk,
             num_speculative_tokens=options.num_speculative_tokens,
+            max_batch_size=options.max_batch_size,
             pads_rounds=any(d.pads_rounds for d in options.devices),
             components=options.components,
         ),

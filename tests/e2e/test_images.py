@@ -151,6 +151,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         components="all",
         max_model_len=LENGTH,
         prefill_chunk=CHUNK,
+        max_batch_size=3,
     )
     options = {"max_model_len": LENGTH, "prefill_chunk": LENGTH}
     edgecc.compile(target, out=made.alone, components="target,vision", **options)
@@ -307,6 +308,18 @@ def test_any_acceptance(pair: Generator, errs: int) -> None:
     rounds = list(decoder.rounds(prompt.token_ids, len(plain), images=prompt.images))
     assert [token for step in rounds for token in step.tokens] == plain
     assert {step.accepted for step in rounds[1:-1]} == {min(errs, 7)}
+
+
+def test_several_requests_at_a_time(pair: Generator) -> None:
+    """Images of one request are nothing to another, and each answer is the one it gets alone."""
+    asked = ["three", "none", "wide", "tiny", "three"]
+    options = {"max_new_tokens": ANSWER, "ignore_eos": True}
+    requests = [
+        pair.request(messages=messages(chat), num_speculative_tokens=1 + place, **options)
+        for place, chat in enumerate(asked)
+    ]
+    found = pair.generate_batch(requests)
+    assert [each.token_ids for each in found] == [answer(pair, chat) for chat in asked]
 
 
 def test_text_alone(pair: Generator, bundles: Bundles) -> None:
