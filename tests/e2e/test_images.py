@@ -6,7 +6,7 @@ the chat, expands placeholders and prepares pixels. The weights are random.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import edgecc
 from edgecc.backends.base import Role
 from edgecc.backends.runtime import Generator, Session, SpeculativeDecoder
+from edgecc.backends.runtime.golden import GOLDEN_FILE, compare_golden, read_golden
 from edgecc.backends.runtime.image_prompt import ImagePrompt
 from edgecc.backends.runtime.prompt import Prompt, PromptReader
 from helpers.byte_tokenizer import NUM_TOKENS, VISION_CHAT_TEMPLATE, VISION_SPECIAL, write_tokenizer
@@ -332,3 +333,19 @@ def test_text_alone(pair: Generator, bundles: Bundles) -> None:
                     for g in (pair, text)
                 ]
                 assert found[0] == found[1], prompt
+
+
+def test_golden_rows_tell_a_wrong_tower(pair: Generator, bundles: Bundles) -> None:
+    """A tower that computes something else, and a target that reads something else."""
+    golden = read_golden(bundles.pair / GOLDEN_FILE)
+    assert compare_golden(pair.engine, golden).passed
+
+    def failed(name: str, change: Callable[[Array], Array]) -> set[str]:
+        wrong = {**golden, name: change(golden[name])}
+        return {c.name for c in compare_golden(pair.engine, wrong).checks if not c.passed}
+
+    # The target is given the features of the reference.
+    assert "image features" in failed("image_features", lambda x: x[::-1].copy())
+    assert "image features" in failed("tower.positions", lambda x: x[::-1].copy())
+    assert failed("positions", lambda x: np.arange(x.shape[1]) + 0 * x) >= {"target logits"}
+    assert failed("image_rows", lambda x: np.full_like(x, -1)) >= {"target logits"}
