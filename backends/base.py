@@ -123,11 +123,12 @@ class GreedyRounds(Protocol):
     a round does to the caches is what the two calls would do.
     """
 
-    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(self, following: IntArray, start: int, features: int, draft_length: int) -> GreedyRound:
         """Draft, verify and choose.
 
         Args:
-            anchor: The newest committed token.
+            following: i64 `[max(features, 1)]`: the committed token after each row of features; the
+                last one is the anchor.
             start: Valid rows of the target's caches. All proposals of the draft are verified.
             features: How many of the first rows of HIDDEN_TAP, as the target's last call left them,
                 the draft has to take. 0 leaves out the draft: the target chooses one token.

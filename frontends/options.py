@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OWN_BLOCK = "mtp"
+"""The speculation method that needs no draft checkpoint."""
+
+SPEC_METHODS = ("auto", "dspark", "eagle3", OWN_BLOCK)
+"""Speculation methods: `auto` is that of the draft, none without one."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiftOptions:
@@ -14,6 +20,7 @@ class LiftOptions:
             model was trained for, whichever is less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
+        spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         max_batch_size: Most sequences at a time.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
@@ -26,6 +33,7 @@ class LiftOptions:
     max_model_len: int | None = None
     max_input_len: int | None = None
     prefill_chunk: int = 128
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     max_batch_size: int = 1
     pads_rounds: bool = False

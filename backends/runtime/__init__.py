@@ -23,6 +23,7 @@ from edgecc.backends.runtime.generator import Generator
 from edgecc.backends.runtime.loader import load
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.request import Request
+from edgecc.backends.runtime.sampling import SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.scheduler import Scheduler
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import SpeculationWarning, Stats
@@ -44,12 +45,14 @@ __all__ = [
     "Progress",
     "Request",
     "Round",
+    "SamplingParams",
     "Scheduler",
     "Seconds",
     "Session",
     "SpeculationWarning",
     "SpeculativeDecoder",
     "Stats",
+    "TokenLogprobs",
     "Tokenizer",
     "load",
 ]

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from edgecc.backends.runtime.decoder import FinishReason, Round
 from edgecc.backends.runtime.request import Request
+from edgecc.backends.runtime.sampling import TokenLogprobs
 from edgecc.backends.runtime.stats import AcceptanceMonitor, Stats
 from edgecc.backends.runtime.text import TextBuilder
 from edgecc.backends.runtime.tokenizer import Tokenizer
@@ -25,12 +26,16 @@ class Chunk:
         token_ids: The tokens added; several with speculation.
         finish_reason: Set on the last chunk.
         stats: Counts and times so far: one object, which grows until the last chunk.
+        logprobs: Of each of `token_ids`; None unless asked for.
+        seed: What random numbers follow from; None where there are none.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Generation:
         finish_reason: `stop` at a stop token or stop string, `length` at a limit.
         prompt_tokens: Tokens of the prompt.
         stats: Counts and times.
+        logprobs: Of each of `token_ids`; None unless asked for.
+        seed: What random numbers followed from; None where there were none.
     """
 
     token_ids: list[int]
@@ -52,18 +59,24 @@ class Generation:
     finish_reason: FinishReason
     prompt_tokens: int
     stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
 
     @classmethod
     def of(cls, chunks: Iterable[Chunk]) -> Generation:
         """All chunks of an answer, the last one included, in one piece."""
         pieces: list[str] = []
         tokens: list[int] = []
-        stats, reason = Stats(), FinishReason.LENGTH
+        logprobs: list[TokenLogprobs] | None = None
+        stats, reason, seed = Stats(), FinishReason.LENGTH, None
         for chunk in chunks:
             pieces.append(chunk.text)
             tokens += chunk.token_ids
-            stats, reason = chunk.stats, chunk.finish_reason or reason
-        return cls(tokens, "".join(pieces), reason, stats.prompt_tokens, stats)
+            if chunk.logprobs is not None:
+                logprobs = [*(logprobs or ()), *chunk.logprobs]
+            stats, reason, seed = chunk.stats, chunk.finish_reason or reason, chunk.seed
+        text = "".join(pieces)
+        return cls(tokens, text, reason, stats.prompt_tokens, stats, logprobs, seed)
 
 
 class Answer:
@@ -81,6 +94,8 @@ class Answer:
         self._stats = Stats(prompt_tokens=len(request.token_ids))
         self._builder = TextBuilder(tokenizer, request.stop, request.stop_ids)
         self._monitor = monitor
+        self._wants_logprobs = request.sampling.logprobs is not None
+        self._seed = None if request.sampling.greedy else request.sampling.seed
         self.finding: str | None = None
         """What the monitor noticed at the last round; it is among the statistics' warnings."""
 
@@ -100,8 +115,10 @@ class Answer:
         self.finding = self._monitor.observe(step)
         if self.finding is not None:
             stats.warnings.append(self.finding)
-        return Chunk(text, list(tokens), reason, stats)
+        logprobs = list(step.logprobs[: len(tokens)]) if self._wants_logprobs else None
+        return Chunk(text, list(tokens), reason, stats, logprobs, self._seed)
 
     def end(self) -> Chunk:
         """The chunk of an answer that has no room for a token."""
-        return Chunk("", [], FinishReason.LENGTH, self._stats)
+        empty: list[TokenLogprobs] | None = [] if self._wants_logprobs else None
+        return Chunk("", [], FinishReason.LENGTH, self._stats, empty, self._seed)

@@ -5,24 +5,31 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack
 
-from edgecc.backends.base import Engine, GreedyRounds, IntArray, greedy_rounds
+from edgecc.backends.base import Engine, Executable, GreedyRounds, IntArray, greedy_rounds
 from edgecc.backends.runtime.answer import Answer, Chunk, Generation
 from edgecc.backends.runtime.batch import Batch
-from edgecc.backends.runtime.calls import Entry
+from edgecc.backends.runtime.calls import Entry, Steps
 from edgecc.backends.runtime.chat import ChatTemplates, Message
-from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, SpeculativeDecoder
+from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, Round, SpeculativeDecoder
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
     check_num_speculative_tokens,
     check_stop,
+)
+from edgecc.backends.runtime.sampling import (
+    SamplingOptions,
+    SamplingParams,
+    params_from_generation_config,
+    resolve_sampling,
 )
 from edgecc.backends.runtime.scheduler import Scheduler
 from edgecc.backends.runtime.session import Session
@@ -41,6 +48,7 @@ class Generator:
         model: What the bundle says about the model.
         tokenizer: The bundle's tokenizer; without it there are tokens only.
         chat: The bundle's chat templates.
+        generation_config: What the checkpoint's `generation_config.json` says.
     """
 
     def __init__(
@@ -49,17 +57,19 @@ class Generator:
         model: ModelInfo,
         tokenizer: Tokenizer | None = None,
         chat: ChatTemplates | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat if chat is not None else ChatTemplates({})
-        self._entries = {Entry.TARGET: engine.entry(Entry.TARGET)}
+        self._generation_config = generation_config or {}
+        self._reader = PromptReader(model, tokenizer, self._chat)
+        self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
         if model.draft is not None:
             self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
         if model.images is not None:
             self._entries[Entry.VISION] = engine.entry(Entry.VISION)
-        self._reader = PromptReader(model, tokenizer, self._chat)
         self._session = self._new_session(greedy_rounds(engine))
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
@@ -90,6 +100,15 @@ class Generator:
         """The bundle's chat templates; possibly none."""
         return self._chat
 
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the authors of the checkpoint recommend; temperature 1 if they say nothing.
+
+        Raises:
+            RequestError: A value in the checkpoint's `generation_config.json` is out of range.
+        """
+        return params_from_generation_config(self._generation_config)
+
     def generate(
         self,
         prompt: str | None = None,
@@ -103,10 +122,14 @@ class Generator:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Continue a prompt, greedily. Exactly one of prompt, token_ids and messages is given.
+        """Continue a prompt. Exactly one of prompt, token_ids and messages is given.
 
-        The answer is the same with and without speculation.
+        Decoding is greedy unless a temperature is set, as an option or in `sampling`. The answer is
+        the same with and without speculation; with a temperature, for the same seed.
 
         Args:
             prompt: Text to continue. Special tokens that it names are encoded as such; none are
@@ -124,6 +147,11 @@ class Generator:
             stop: Strings that end the text; they are not part of it.
             ignore_eos: Go on after the model's end tokens.
             on_text: Called with each piece of text as it comes.
+            adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
+            sampling: How tokens are chosen.
+            **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
+                `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
+                `frequency_penalty`, `logit_bias`, `seed`, `logprobs`.
 
         Raises:
             RequestError: An argument is out of range, an image cannot be used, or another request
@@ -141,6 +169,9 @@ class Generator:
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
         with closing(stream) as chunks:
             return Generation.of(_shown(chunks, on_text))
@@ -184,9 +215,7 @@ class Generator:
         rounds = greedy_rounds(self._engine) if slots == 1 else None
         return Batch(
             Scheduler(self._entries, lambda: self._new_session(rounds)),
-            lambda session, request: self._decoder(session, request).steps(
-                request.token_ids, request.max_new_tokens, request.stop_ids, request.images
-            ),
+            self._steps,
             self._answer,
             self._guarded,
             self._busy.release,
@@ -204,6 +233,9 @@ class Generator:
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
         """Like `generate`, but hands out each round as it is done.
 
@@ -230,6 +262,9 @@ class Generator:
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
         return self._run(request)
 
@@ -245,6 +280,9 @@ class Generator:
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Request:
         """Check the arguments of `generate` and keep them, for a batch.
 
@@ -264,6 +302,13 @@ class Generator:
             ),
             stop=check_stop(stop, has_tokenizer=self._tokenizer is not None),
             stop_ids=frozenset() if ignore_eos else self._model.eos_token_ids,
+            sampling=resolve_sampling(
+                sampling,
+                options,
+                num_tokens=self._model.num_tokens,
+                vocab_size=self._model.vocab_size,
+            ),
+            adaptive_speculation=adaptive_speculation,
         )
 
     def close(self) -> None:
@@ -288,21 +333,32 @@ class Generator:
         self.close()
 
     def _new_session(self, rounds: GreedyRounds | None) -> Session:
-        images = self._model.images
+        model, entries = self._model, self._entries
         return Session(
-            self._entries[Entry.TARGET],
-            self._entries.get(Entry.DRAFT),
-            prefill_chunk=self._model.prefill_chunk,
+            entries[Entry.TARGET],
+            entries.get(Entry.DRAFT),
+            prefill_chunk=model.prefill_chunk,
             rounds=rounds,
-            vision=self._entries.get(Entry.VISION),
-            feature_size=images.feature_size if images is not None else 0,
+            proposer=PROPOSERS[model.draft.method if model.draft else "dspark"],
+            vision=entries.get(Entry.VISION),
+            feature_size=model.images.feature_size if model.images else 0,
         )
 
     def _decoder(self, session: Session, request: Request) -> Decoder:
         draft = self._model.draft
         if draft is None or not request.num_speculative_tokens:
             return PlainDecoder(session, self._model)
-        return SpeculativeDecoder(session, self._model, draft, request.num_speculative_tokens)
+        wanted, adaptive = request.num_speculative_tokens, request.adaptive_speculation
+        return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
+
+    def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
+        return self._decoder(session, request).steps(
+            request.token_ids,
+            request.max_new_tokens,
+            request.stop_ids,
+            request.sampling,
+            request.images,
+        )
 
     def _answer(self, request: Request) -> Answer:
         return Answer(request, self._tokenizer, self._monitor)
@@ -323,10 +379,8 @@ class Generator:
             self._busy.release()
 
     def _chunks(self, request: Request) -> abc.Iterator[Chunk]:
-        answer = self._answer(request)
-        rounds = self._decoder(self._session, request).rounds(
-            request.token_ids, request.max_new_tokens, request.stop_ids, request.images
-        )
+        answer, session = self._answer(request), self._session
+        rounds = map(session.run, self._steps(session, request))
         while (step := self._guarded(lambda: next(rounds, None))) is not None:
             chunk = answer.add(step)
             if answer.finding is not None:
@@ -349,7 +403,9 @@ class Generator:
             return work()
 
 
-def _shown(chunks: abc.Iterable[Chunk], on_text: Callable[[str], None] | None) -> Iterator[Chunk]:
+def _shown(
+    chunks: abc.Iterable[Chunk], on_text: Callable[[str], None] | None
+) -> abc.Iterator[Chunk]:
     """The same chunks, each piece of text handed out as it comes."""
     for chunk in chunks:
         if chunk.text and on_text is not None:

@@ -73,7 +73,7 @@ def length_of(call: Call) -> int:
     return int(call.inputs[Role.CACHE_LENGTH][0])
 
 
-def merged(calls: Sequence[Call | Idle]) -> tuple[dict[Role, Array], tuple[Role, ...]]:
+def joined(calls: Sequence[Call | Idle]) -> tuple[Mapping[Role, Array], tuple[Role, ...]]:
     """The inputs of all calls, and all the outputs that any of them wants.
 
     Args:
@@ -84,30 +84,34 @@ def merged(calls: Sequence[Call | Idle]) -> tuple[dict[Role, Array], tuple[Role,
         What to run.
     """
     real = [call for call in calls if isinstance(call, Call)]
+    if len(calls) == 1:
+        return real[0].inputs, real[0].outputs
     rows = max(map(rows_of, real))
-    inputs = {}
-    for role, first in real[0].inputs.items():
-        axes = _INPUTS[role]
-        if axes.batch is None:
-            longest = max((call.inputs[role] for call in real), key=lambda array: array.shape[0])
-            inputs[role] = longest
-            continue
-        shape = list(first.shape)
-        shape[axes.batch] = len(calls)
-        if axes.rows is not None:
-            shape[axes.rows] = rows
-        joined = np.full(shape, axes.fill, dtype=first.dtype)
-        for index, call in enumerate(calls):
-            if isinstance(call, Call):
-                own = call.inputs[role]
-                place = [slice(size) for size in own.shape]
-                place[axes.batch] = slice(index, index + 1)
-                joined[tuple(place)] = own
-            elif role is Role.CACHE_LENGTH:
-                joined[index] = call.length
-        inputs[role] = joined
+    inputs = {role: _joined(role, calls, first, rows) for role, first in real[0].inputs.items()}
     outputs = dict.fromkeys(role for call in real for role in call.outputs)
     return inputs, tuple(outputs)
+
+
+def _joined(role: Role, calls: Sequence[Call | Idle], first: Array, rows: int) -> Array:
+    """One input for all calls."""
+    axes = _INPUTS[role]
+    real = [call for call in calls if isinstance(call, Call)]
+    if axes.batch is None:  # row numbers, or features of images, which only prompts read
+        return max((call.inputs[role] for call in real), key=len)
+    shape = list(first.shape)
+    shape[axes.batch] = len(calls)
+    if axes.rows is not None:
+        shape[axes.rows] = rows
+    filled = np.full(shape, axes.fill, dtype=first.dtype)
+    for index, call in enumerate(calls):
+        if isinstance(call, Call):
+            own = call.inputs[role]
+            place = [slice(size) for size in own.shape]
+            place[axes.batch] = slice(index, index + 1)
+            filled[tuple(place)] = own
+        elif role is Role.CACHE_LENGTH:
+            filled[index] = call.length
+    return filled
 
 
 def part(results: Mapping[Role, Array], index: int, call: Call) -> dict[Role, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.sampling import SamplingParams
 from edgecc.errors import RequestError
 
 
@@ -23,6 +24,8 @@ class Request:
         num_speculative_tokens: Proposals per round; 0 means plain decoding.
         stop: Strings that end the text.
         stop_ids: Tokens that end the text.
+        sampling: How tokens are chosen.
+        adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
         images: What is in the prompt besides text.
     """
 
@@ -31,6 +34,8 @@ class Request:
     num_speculative_tokens: int
     stop: tuple[str, ...]
     stop_ids: frozenset[int]
+    sampling: SamplingParams
+    adaptive_speculation: bool
     images: PromptImages | None = None
 
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from edgecc.backends.base import Array, Executable, Role
 from edgecc.backends.runtime.calls import Call, Entry, Reply, Steps
 from edgecc.backends.runtime.decoder import Round
-from edgecc.backends.runtime.merge import Idle, length_of, merged, part, rows_of
+from edgecc.backends.runtime.merge import Idle, joined, length_of, part, rows_of
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import EdgeccError, InternalError
 
@@ -205,7 +205,7 @@ class Scheduler:
         for group in _groups(executable, seats, self._idle(entry)):
             first = min(group)
             calls = [group[slot] for slot in range(first, max(group) + 1)]
-            inputs, outputs = merged(_calls(calls))
+            inputs, outputs = joined(_calls(calls))
             begin = perf_counter()
             try:
                 results = executable.run(inputs, outputs, slot=first)
@@ -263,9 +263,9 @@ def _groups(
         for index, group in enumerate(groups):
             between = range(max(group) + 1, seat.slot)
             if all(slot in idle for slot in between):
-                joined = group | {slot: idle[slot] for slot in between} | {seat.slot: seat}
-                if _fits(executable, joined):
-                    groups[index] = joined
+                wider = group | {slot: idle[slot] for slot in between} | {seat.slot: seat}
+                if _fits(executable, wider):
+                    groups[index] = wider
                     break
         else:
             groups.append({seat.slot: seat})

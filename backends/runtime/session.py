@@ -29,6 +29,7 @@ import numpy as np
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
 from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
 from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Session:
         draft: The draft's entry, when there is one.
         prefill_chunk: Most rows of one target call.
         rounds: Greedy rounds on the device, if the engine has them.
+        proposer: How the draft is called.
         vision: The vision tower's entry, where the target reads images.
         feature_size: Values of the feature of an image's token.
     """
@@ -57,12 +59,14 @@ class Session:
         *,
         prefill_chunk: int,
         rounds: GreedyRounds | None = None,
+        proposer: Proposer = PROPOSERS["dspark"],
         vision: Executable | None = None,
         feature_size: int = 0,
     ) -> None:
         self._rounds = rounds
         self._target = target
         self._draft = draft
+        self._proposer = proposer
         self._entries = {Entry.TARGET: target}
         if draft is not None:
             self._entries[Entry.DRAFT] = draft
@@ -244,7 +248,8 @@ class Session:
             raise _misuse("the draft lacks the features of some committed positions")
         begin = perf_counter()
         rows = self._pending if features else 0
-        made = self._rounds.run(self._tokens[-1], self._start, rows, self._draft_length)
+        following = np.array(self._tokens[-max(rows, 1) :], dtype=np.int64)
+        made = self._rounds.run(following, self._start, rows, self._draft_length)
         self.target_seconds += perf_counter() - begin
         proposals = made.proposals[:most].tolist()
         if features:
@@ -336,7 +341,7 @@ class Session:
             raise _misuse("the draft lacks the features of some committed positions")
         inputs: dict[Role, Array] = {
             Role.FEATURES: self._tap(self._pending),
-            Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
+            self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
         reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)

@@ -31,6 +31,7 @@ class TrtExecutable:
         interface: Inputs and outputs of the entry.
         min_rows: Calls with fewer token rows are padded to this many, so that one row computes with
             the kernels of a round; what padding writes into the caches lies behind the valid rows.
+        slots: Sequences whose caches it holds. A call runs one of them.
         given: Memory of values that others made: what another entry has written.
     """
 
@@ -42,14 +43,23 @@ class TrtExecutable:
         interface: Interface,
         *,
         min_rows: int,
+        slots: int = 1,
         given: Mapping[str, DeviceArray] | None = None,
     ) -> None:
         self.interface = interface
         self.min_rows = min_rows if Role.TOKEN_IDS in interface.inputs else 1
+        self.slots = slots
         self._state = state
         self._program = program
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
+        caches = {cache.name for cache in interface.caches}
+        self._by_slot = caches | {v for v, cache in interface.updates.items() if cache in caches}
         self.values = self._allocate(engines, given or {})
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of one call: engines are made for one."""
+        return 1
 
     @property
     def capacity(self) -> int:
@@ -75,9 +85,10 @@ class TrtExecutable:
                     shapes[value] = plan.largest(name)
                     if value not in values:
                         port = ports[value]
-                        is_cache = port.role is Role.KV_CACHE
-                        make = self._state.cache if is_cache else self._state.array
-                        values[value] = make(shapes[value], port.dtype)
+                        if port.role is Role.KV_CACHE:
+                            values[value] = self._state.cache(shapes[value], port.dtype, self.slots)
+                        else:
+                            values[value] = self._state.array(shapes[value], port.dtype)
             context = self._state.context(step["graph"], plan.last_profile)
             dtypes = {o["name"]: DTYPES[o["dtype"]] for o in engines[step["graph"]]["outputs"]}
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
@@ -90,7 +101,9 @@ class TrtExecutable:
                     values[value] = self._state.array(made[name], dtypes[name])
         return values
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """See `Executable.run`.
 
         Raises:
@@ -99,13 +112,13 @@ class TrtExecutable:
             BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
         self._state.check_open()
-        self.interface.check(inputs, outputs, self._capacity)
+        self.interface.check(inputs, outputs, self._capacity, most=min(1, self.slots - slot))
         shapes = {}
         for role, array in inputs.items():
             port = self.interface.inputs[role]
             shapes[port.name] = self._upload(port, array)
         stream = self._state.stream
-        for context in self.calls(shapes, outputs, self._state.context):
+        for context in self.calls(shapes, outputs, self._state.context, slot):
             context.enqueue(stream.handle)
         results = {role: self._download(role, shapes) for role in outputs}
         stream.synchronize()
@@ -115,11 +128,11 @@ class TrtExecutable:
         if Role.LOGITS in results and np.isnan(results[Role.LOGITS]).any():
             # The caches may hold NaN as well, and masked rows are multiplied by 0: the next
             # sequence would be lost too.
-            self._state.clear_caches()
+            self._state.clear_caches(slot)
         return results
 
     def calls(
-        self, shapes: dict[str, Shape], outputs: Sequence[Role], make: MakeContext
+        self, shapes: dict[str, Shape], outputs: Sequence[Role], make: MakeContext, slot: int = 0
     ) -> Iterator[Context]:
         """The engines that a call runs, in order, each with its shapes and addresses set.
 
@@ -130,6 +143,7 @@ class TrtExecutable:
             shapes: Of the inputs that are no caches, by name; the shapes of other values are added.
             outputs: Roles wanted; caches are always updated.
             make: Where contexts come from.
+            slot: Whose caches.
         """
         ports = self.interface
         shapes.update({c.name: self.values[c.name].shape for c in ports.caches})
@@ -140,8 +154,12 @@ class TrtExecutable:
             made = context.set_shapes(given)
             shapes.update({v: made[n] for n, v in step["outputs"].items()})
             bound = {**step["inputs"], **step["outputs"]}
-            context.bind({name: self.values[value].address for name, value in bound.items()})
+            context.bind({name: self._place(value, slot) for name, value in bound.items()})
             yield context
+
+    def _place(self, value: str, slot: int) -> int:
+        """Where a value lies: a cache in its slot, all others are there once."""
+        return self.values[value].slot(slot if value in self._by_slot else 0)
 
     def _upload(self, port: Port, array: Array) -> Shape:
         """Copy an input to the device, padded; the shape it has there.

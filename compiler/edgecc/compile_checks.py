@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgecc.backends.base import Progress
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.checkpoints import checkpoints_of
 from edgecc.compile_options import CompileOptions
 from edgecc.devices import DEVICES, Device
@@ -20,7 +21,7 @@ from edgecc.passes.quantize_activations import QuantizeActivations
 from edgecc.roles import Role
 from edgecc.text_side import check_tokenizer
 
-RUNTIME_METHODS = ("dspark",)
+RUNTIME_METHODS = tuple(PROPOSERS)
 """Speculation methods `edgecc.backends.runtime` can drive."""
 
 

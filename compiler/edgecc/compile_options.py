@@ -29,6 +29,8 @@ class CompileOptions:
             `text` leaves out the vision tower of a multimodal target.
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
+        spec_method: Speculation method; `auto` is that of the draft, none without one; `mtp` drafts
+            with the target's own multi-token-prediction block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         prefill_chunk: Most rows per call of the target.
         max_batch_size: Most sequences at a time.
@@ -54,6 +56,7 @@ class CompileOptions:
     components: str = TEXT
     max_model_len: int | None = None
     max_input_len: int | None = None
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     prefill_chunk: int = 128
     max_batch_size: int = 1

@@ -21,7 +21,7 @@ from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
-from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.options import OWN_BLOCK, LiftOptions
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -40,6 +40,7 @@ def lift(
     draft: str | Path | None = None,
     *,
     max_model_len: int | None = None,
+    spec_method: str = "auto",
     num_speculative_tokens: int | None = None,
     max_batch_size: int = 1,
     components: str = "text",
@@ -47,6 +48,7 @@ def lift(
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
     options = LiftOptions(
         max_model_len=max_model_len,
+        spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
         max_batch_size=max_batch_size,
         components=components,
@@ -167,7 +169,7 @@ def _default_output(target: Path) -> str:
 
 
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
-    check_needs_draft(options, draft is not None)
+    check_needs_draft(options, draft is not None or options.spec_method == OWN_BLOCK)
     report("lift", 0, 1)
     module = lift_checkpoints(
         target,
@@ -176,6 +178,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             max_model_len=options.max_model_len,
             max_input_len=options.max_input_len,
             prefill_chunk=options.prefill_chunk,
+            spec_method=options.spec_method,
             num_speculative_tokens=options.num_speculative_tokens,
             max_batch_size=options.max_batch_size,
             pads_rounds=any(d.pads_rounds for d in options.devices),

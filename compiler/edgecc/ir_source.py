@@ -12,7 +12,8 @@ from edgecc.errors import Diagnostic, EdgeccError, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.components import parse_components
 from edgecc.frontends.lift import lift
-from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.mtp_block import MTP_FILES
+from edgecc.frontends.options import OWN_BLOCK, LiftOptions
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Json, Module
@@ -46,7 +47,8 @@ def attach_checkpoints(
         path = Path(text)
         if near is not None and not path.is_absolute() and not path.exists():
             path = near / path
-        module.weights.readers[role] = Checkpoint.open(path, role=role)
+        also = MTP_FILES if role == "target" and _method(module) == OWN_BLOCK else ()
+        module.weights.readers[role] = Checkpoint.open(path, role=role, also=also)
 
 
 def read_ir(path: str | Path) -> Module:
@@ -124,6 +126,14 @@ def _check_complete(module: Module, path: Path) -> None:
 def _check_sizes(module: Module, path: Path, options: CompileOptions) -> None:
     """Sizes and parts are those of the graphs: a flag can only repeat them."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
+    if options.spec_method not in ("auto", _method(module)):
+        raise UsageError(
+            "usage/lifted-method",
+            f"--spec-method {options.spec_method}: the module was lifted "
+            + (f"for {method}" if (method := _method(module)) else "without a draft"),
+            where=str(path),
+            help=f"lift the checkpoints again with --spec-method {options.spec_method}",
+        )
     defaults = CompileOptions()
     for name in (*FIXED, "num_speculative_tokens"):
         wanted, found = getattr(options, name), limits.get(name, draft.get(name))
@@ -202,11 +212,18 @@ def lift_options_of(module: Module) -> LiftOptions:
         max_model_len=length,
         max_input_len=prompt,
         prefill_chunk=chunk,
+        spec_method=OWN_BLOCK if _method(module) == OWN_BLOCK else "auto",
         num_speculative_tokens=steps if isinstance(steps, int) else None,
         max_batch_size=batch,
         pads_rounds=_pads_rounds(module, length),
         components="all" if "vision" in module.graphs else "text",
     )
+
+
+def _method(module: Module) -> str | None:
+    """The speculation method of a lifted module."""
+    method = _section(module, "draft").get("method")
+    return method if isinstance(method, str) else None
 
 
 def _pads_rounds(module: Module, length: int) -> bool:

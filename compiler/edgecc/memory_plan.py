@@ -162,15 +162,16 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
     batch, rows = int(str(limits.get("max_batch_size", 1))), verify_rows(module)
     chunk = module.symbols["t"].high if "t" in module.symbols else None
     chunk = rows if chunk is None else chunk
-    prefill = _sizes(module, batch, chunk, 1)
-    verify = _sizes(module, batch, rows, rows)
+    # A prompt is read alone; only models of ONNX Runtime verify several sequences in one call.
+    prefill = _sizes(module, 1, chunk, 1)
+    verify = _sizes(module, batch if device.dialect is not None else 1, rows, rows)
     towers = {e.name for e in module.entries() if e.by_role(Role.PIXEL_VALUES)}
     figures = {
         "prefill": _activations(module, device, prefill),
         "verify": _activations(module, device, verify, without=towers),
     }
     parts = tuple(
-        _part(module, name, graphs, verify, weights, figures)
+        _part(module, name, graphs, {**verify, "b": batch}, weights, figures)
         for name, graphs in _parts(module).items()
     )
     length = int(str(limits.get("max_model_len", 0)))

@@ -42,7 +42,8 @@ class TestOk:
         assert result.out.count("\n") == 1
         found = json.loads(result.out)
         names = {"bundle", "weight_bytes", "pipeline", "decisions", "findings", "engines"}
-        assert set(found) == names
+        assert set(found) == {*names, "memory"}
+        assert [m["device"] for m in found["memory"]] == ["cpu"]
         assert found["engines"] == []  # those that a builder makes
         assert found["bundle"] == str(out)
         assert found["weight_bytes"] > 0

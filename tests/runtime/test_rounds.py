@@ -37,13 +37,21 @@ def facts(rounds: list[Round]) -> list[tuple[object, ...]]:
     st.sets(st.integers(0, NUM_TOKENS - 1), max_size=3),
     st.integers(8, 12),
     st.booleans(),
+    st.sampled_from(["dspark", "eagle3"]),
 )
-def test_rounds_on_the_device_do_what_two_calls_do(prompt, count, plan, wanted, stops, chunk, junk):
+def test_rounds_on_the_device_do_what_two_calls_do(
+    prompt, count, plan, wanted, stops, chunk, junk, method
+):
     """Token for token and round for round, wherever the draft errs, stops or ends."""
 
     def pair(capacity: int) -> Pair:
         return make_pair(
-            plan=plan, prefill_chunk=chunk, capacity=capacity, max_model_len=64, junk=junk
+            plan=plan,
+            prefill_chunk=chunk,
+            capacity=capacity,
+            max_model_len=64,
+            junk=junk,
+            method=method,
         )
 
     expected = decode(pair(64), prompt, count, wanted, stops)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecc.cli.cache_options import cache_options, open_cache
-from edgecc.cli.options import Command, common, components_option
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
@@ -46,13 +46,7 @@ VLLM_KEYS = (
     help="Draft checkpoint; its missing head and embedding are bound to the target's.",
 )
 @click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
-@click.option(
-    "--spec-method",
-    "--spec-type",
-    default="auto",
-    show_default=True,
-    help="Kind of draft; auto decides by its tensors.",
-)
+@spec_method_option
 @click.option(
     "-k",
     "--num-speculative-tokens",
@@ -174,7 +168,7 @@ def command(console: Console, **flags: Any) -> int:
     """
     import edgecc
 
-    target, draft, steps, draft_quantization = _models(flags)
+    target, draft, method, steps, draft_quantization = _models(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -197,6 +191,7 @@ def command(console: Console, **flags: Any) -> int:
         max_input_len=flags["max_input_len"],
         prefill_chunk=flags["prefill_chunk"],
         max_batch_size=flags["max_batch_size"],
+        spec_method=method,
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
         quantization=flags["quantization"],
@@ -259,8 +254,8 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
-    """Target, draft, steps and the draft's precision from the flags and `--speculative-config`.
+def _models(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, str]:
+    """Target, draft, method, steps and the draft's precision, from flags and the JSON config.
 
     Raises:
         UsageError: Missing, or given twice with different values.
@@ -285,13 +280,10 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
                 "usage/contradiction", f"{name} is {flag}, --speculative-config says {value}"
             )
     method = config.get("method") or flags["spec_method"]
-    if method not in ("auto", "dspark"):
-        raise UnsupportedError(
-            "draft/kind", f"method {method!r} is not supported", help="supported: auto, dspark"
-        )
     return (
         targets.pop(),
         draft or config.get("model"),
+        method,
         steps or config.get("num_speculative_tokens"),
         precision or config.get("draft_quantization") or "auto",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgecc.cli.options import Command, common, components_option
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_text
 from edgecc.paths import local_path
 
@@ -18,6 +18,7 @@ from edgecc.paths import local_path
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), metavar="N", help="Prompt and answer together."
 )
+@spec_method_option
 @click.option(
     "-k",
     "--num-speculative-tokens",
@@ -44,6 +45,7 @@ def command(
     draft: str | None,
     output: str | None,
     max_model_len: int | None,
+    spec_method: str,
     num_speculative_tokens: int | None,
     max_batch_size: int,
     components: str,
@@ -57,6 +59,7 @@ def command(
         target,
         draft,
         max_model_len=max_model_len,
+        spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
         max_batch_size=max_batch_size,
         components=components,

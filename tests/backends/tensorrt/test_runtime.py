@@ -15,6 +15,7 @@ from edgecc.errors import (
     ResourceError,
     UnsupportedError,
 )
+from helpers.eagle3 import write_eagle3
 from helpers.lowered_pairs import (
     REAL_DRAFT,
     REAL_TARGET,
@@ -23,7 +24,7 @@ from helpers.lowered_pairs import (
     target_inputs,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import lowered
+from helpers.simulated_bundle import artifact_of, lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
@@ -136,6 +137,54 @@ def test_a_capture_that_fails(make, module):
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
 
 
+@pytest.fixture(scope="module")
+def batched(checkpoints):
+    """The same pair, for three sequences at a time."""
+    return lowered(*checkpoints, max_batch_size=3)
+
+
+def test_engines_run_one_sequence_whatever_the_batch(module, batched):
+    alone, many = (artifact_of(m, "1")["engines"] for m in (module, batched))
+    assert alone == many
+
+
+def test_a_batch_has_the_texts_of_single_requests(make, batched):
+    """One call after the other, each in its slot: text, and what is accepted, are the same."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[3:12], PROMPT[5:9]]
+    with make(batched).generator() as generator:
+        options = [
+            {"max_new_tokens": 4 + 2 * i, "num_speculative_tokens": i} if i else {}
+            for i in range(len(prompts))
+        ]
+        options[0] = {"speculation": False, "max_new_tokens": 7}
+        wanted = [
+            {"token_ids": ids, "ignore_eos": True, **more}
+            for ids, more in zip(prompts, options, strict=True)
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+        with generator.batch() as batch:
+            assert batch.slots == 3
+
+
+def test_slots_have_memory_of_their_own(make, batched):
+    bundle = make(batched)
+    engine = bundle.open()
+    target = engine.entry("target")
+    assert (target.slots, target.batch_size) == (3, 1)
+    for slot, prompt in ((0, PROMPT[:4]), (2, PROMPT[4:9])):
+        target.run(target_inputs(prompt, 0), [Role.LOGITS], slot=slot)
+    held = []
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        held.append([bundle.cuda.device(value.slot(slot), nbytes).any() for slot in range(3)])
+    assert held == [[True, False, True]] * len(held)
+    with pytest.raises(RequestError, match="after which 0 are held"):
+        target.run(target_inputs(PROMPT[:4], 0), [Role.LOGITS], slot=3)
+
+
 def test_to_the_last_position(make, module):
     prompt = PROMPT + PROMPT + PROMPT[:12]
     expected = greedy(module, prompt, 64 - 52)
@@ -155,7 +204,7 @@ def test_one_wait_and_few_bytes_a_round(make):
     features, start, length = 5, 5, 0
     for step in range(4):
         waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
-        made = engine.rounds.run(step, start, features, length)
+        made = engine.rounds.run(np.array([9] * (features - 1) + [step]), start, features, length)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 24
         assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
@@ -172,7 +221,8 @@ def test_rounds_do_what_calls_do(make, module):
     engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
     start, length = 16, 0
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0)):
-        found = engine.rounds.run(anchor, start, len(taps), length)
+        following = np.array([9] * (len(taps) - 1) + [anchor])
+        found = engine.rounds.run(following, start, len(taps), length)
         proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
         want = target.run(target_inputs([anchor, *proposals], start))
@@ -180,6 +230,49 @@ def test_rounds_do_what_calls_do(make, module):
         length, start = start, start + accepted + 1
         taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
         np.testing.assert_array_equal(engine.rounds.features(accepted + 1)[0], taps)
+
+
+@pytest.fixture(scope="module")
+def chain(checkpoints, tmp_path_factory):
+    """An EAGLE3 pair as it is lowered for the simulated GPU; its rounds have eight rows."""
+    folder = tmp_path_factory.mktemp("chain") / "d"
+    hidden = lowered(*checkpoints).metadata["target"]["hidden_size"]
+    draft = write_eagle3(folder, hidden=hidden, taps=2, target_layer_ids=[0, 1])
+    return lowered(checkpoints[0], draft)
+
+
+def test_rounds_of_a_chain(make, chain):
+    """Such a draft is told the token after each row of features; a prompt's chunk has many."""
+    engine = make(chain).open()
+    target, draft = reference(chain, "target"), reference(chain, "draft")
+    tokens = [*PROMPT[:16], 3]
+    taps = target.run(target_inputs(PROMPT[:16], 0))[Role.HIDDEN_TAP][0]
+    engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
+    start, length = 16, 0
+    for accepted in (0, 7, 3, 3, 7, 0):
+        following = np.array(tokens[length + 1 :])
+        found = engine.rounds.run(following, start, len(taps), length)
+        inputs = {
+            Role.FEATURES: taps[None],
+            Role.NEXT_TOKEN_IDS: following[None],
+            Role.CACHE_LENGTH: np.array([length]),
+        }
+        np.testing.assert_array_equal(found.proposals, draft.run(inputs)[Role.PROPOSALS][0])
+        want = target.run(target_inputs([tokens[-1], *found.proposals], start))
+        np.testing.assert_array_equal(found.chosen, want[Role.CHOSEN_TOKENS][0])
+        tokens += [*found.proposals[:accepted].tolist(), int(found.chosen[accepted])]
+        length, start = start, start + accepted + 1
+        taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
+    engine.close()
+
+
+def test_the_text_of_a_chain(make, chain):
+    bundle = make(chain)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=24, ignore_eos=True)
+    assert found.token_ids == greedy(chain, PROMPT, 24)
+    assert found.stats.proposed > 0
+    assert bundle.cuda.launched
 
 
 def test_a_target_alone(make, checkpoints):
@@ -374,8 +467,12 @@ def test_a_file_that_is_no_plan(make, tmp_path):
 def test_recurrent_targets_are_refused(make):
     bundle = make()
     artifact = copy.deepcopy(bundle.artifact)
-    state = {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]}
-    artifact["entries"]["target"]["inputs"].append(state)
+    artifact["entries"]["target"]["inputs"] += [
+        {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]},
+        {"name": "log", "role": "state_log", "dtype": "f32", "shape": ["b", 8, 6]},
+        {"name": "replay_length", "role": "replay_length", "dtype": "i64", "shape": ["b"]},
+        {"name": "commit_length", "role": "commit_length", "dtype": "i64", "shape": ["b"]},
+    ]
     with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
         bundle.open(artifact)
     assert caught.value.exit_code == 4
