@@ -1,4 +1,4 @@
-"""`edgecc verify` of a target with states on a simulated GPU: it notices what goes wrong in them."""
+"""`edgecc verify` of a target with states on a simulated GPU: it notices what goes wrong."""
 
 from __future__ import annotations
 
