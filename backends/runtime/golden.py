@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from edgecc.backends.base import Array, Engine, Role
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import BundleError, MismatchError
 
 GOLDEN_FILE = "golden.safetensors"
@@ -134,6 +135,7 @@ def compare_golden(
     *,
     suffix: str = "",
     num_tokens: int = 0,
+    proposer: Proposer = PROPOSERS["dspark"],
 ) -> Verification:
     """Run the golden prompt (and draft round) on an engine and compare.
 
@@ -144,6 +146,7 @@ def compare_golden(
         suffix: Added to the names of the comparisons.
         num_tokens: Tokens the target chooses among, if it says what it chooses: compared with its
             logits.
+        proposer: How the draft is called.
     """
     ids = golden["token_ids"]
     target = engine.entry("target")
@@ -171,7 +174,7 @@ def compare_golden(
         draft = engine.entry("draft").run(
             {
                 Role.FEATURES: taps,
-                Role.ANCHOR: golden["anchor"],
+                proposer.role: proposer.tokens([*ids[1:].tolist(), *golden["anchor"].tolist()]),
                 Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
             },
             [Role.PROPOSALS],
