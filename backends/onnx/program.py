@@ -14,9 +14,12 @@ def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
     """Steps of an entry, each `{"graph", "inputs", "outputs"}`.
 
     `inputs` and `outputs` map the model's names to values, which are named within the entry; its
-    own inputs keep their names. An entry without calls is one step that runs its own model.
+    own inputs keep their names. A step that updates a cache which a later step updates again also
+    has `updates`: outputs by name, and the inputs in whose buffers they lie. An entry without calls
+    is one step that runs its own model.
     """
     names = value_names(entry)
+    returned = {o.value for o in entry.outputs}
     if not list(entry.callees()):
         return [
             {
@@ -33,12 +36,14 @@ def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
         assert isinstance(attrs, CallAttributes)
         callee = module.graphs[attrs.callee]
         pairs = zip(callee.inputs, node.operands, strict=True)
-        results = zip(output_names(callee), node.results, strict=True)
+        results = list(zip(output_names(callee), node.results, callee.outputs, strict=True))
+        updates = {n: o.alias for n, v, o in results if o.alias and v not in returned}
         steps.append(
             {
                 "graph": callee.name,
                 "inputs": {i.name: names[v] for i, v in pairs},
-                "outputs": {name: names[v] for name, v in results},
+                "outputs": {name: names[v] for name, v, _ in results},
+                **({"updates": updates} if updates else {}),
             }
         )
     return steps

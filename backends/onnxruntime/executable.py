@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import Interface, Port, needed_steps
+from edgecc.backends.interface import Interface, Port, buffers, needed_steps
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class OrtExecutable:
     ) -> None:
         self._sessions = sessions
         self._program = program
+        self._buffers = buffers(program, interface.updates)
         self._interface = interface
         self._min_rows = min_rows
         self._plans: OrderedDict[object, _Plan] = OrderedDict()
@@ -151,7 +152,7 @@ class OrtExecutable:
             for name, value in step["inputs"].items():
                 binding.bind_ortvalue_input(name, values[value])
             for name, value in step["outputs"].items():
-                cache = ports.updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                     binding.bind_ortvalue_output(name, values[cache])

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import DTYPES, Interface, Port, buffers, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
 from edgecc.errors import RequestError
@@ -66,6 +66,7 @@ class TrtExecutable:
     ) -> dict[str, DeviceArray]:
         """Memory of every value: inputs as large as profiles allow, the others as they follow."""
         values = dict(given)
+        held = buffers(self._program, self.interface.updates)
         ports = {p.name: p for p in (*self.interface.inputs.values(), *self.interface.caches)}
         shapes: dict[str, Shape] = {}
         for step in self._program:
@@ -83,7 +84,7 @@ class TrtExecutable:
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
             for name, value in step["outputs"].items():
                 shapes[value] = made[name]
-                cache = self.interface.updates.get(value)
+                cache = held.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                 elif value not in values:
