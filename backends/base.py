@@ -123,8 +123,13 @@ class GreedyRounds(Protocol):
     a round does to the caches is what the two calls would do.
     """
 
-    def run(self, following: IntArray, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: IntArray, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
         """Draft, verify and choose.
+
+        Where the target has states, the rows of a verification go to the log, and nothing is final
+        until the next call replays them. The row of a round without the draft is final.
 
         Args:
             following: i64 `[max(features, 1)]`: the committed token after each row of features; the
@@ -133,6 +138,7 @@ class GreedyRounds(Protocol):
             features: How many of the first rows of HIDDEN_TAP, as the target's last call left them,
                 the draft has to take. 0 leaves out the draft: the target chooses one token.
             draft_length: Valid rows of the draft's caches.
+            replay: Leading rows of the log that were accepted since; 0 for targets without states.
         """
         ...
 

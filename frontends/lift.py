@@ -23,7 +23,12 @@ from edgecc.frontends.options import (
     LiftOptions,
 )
 from edgecc.frontends.quantization import read_quantization
-from edgecc.frontends.targets import TargetFrontend, VisionFrontend, get_target
+from edgecc.frontends.targets import (
+    TargetFrontend,
+    VisionFrontend,
+    get_target,
+    reject_experts,
+)
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
@@ -71,8 +76,10 @@ def lift(
     module.checkpoints.update(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
-    target_config = read_text_config(target_ckpt) if target_ckpt is not None else None
-    if target_config is not None:
+    target_config = None
+    if target_ckpt is not None:
+        reject_experts(target_ckpt)
+        target_config = read_text_config(target_ckpt)
         get_target(target_config)
     lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
     if decision is not None:

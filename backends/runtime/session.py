@@ -11,7 +11,8 @@ next call replays those of them that were accepted.
 Invariants, at every point where no verification is open (`start` counts rows of the target caches):
 
 * the states of the target sum up its first `start - replay` rows, and the log begins with the
-  `replay` rows after them; `replay` is 0 unless the last call was a verification with proposals;
+  `replay` rows after them; `replay` is 0 unless the last call was a verification with proposals,
+  or a round with the draft;
 * `start == len(tokens) - 1`: all committed tokens but the newest, the anchor, are in the caches
   (between `prefill` and `push` there is no anchor yet, and `start == len(tokens)`);
 * while features are collected, `draft_length + pending == start`: the draft has the features of
@@ -88,6 +89,7 @@ class Session:
         self._tokens: list[int] = []
         self._start = 0
         self._replay = 0
+        self._logged = False
         self._draft_length = 0
         self._pending = 0
         self._open: tuple[int, ...] | None = None
@@ -249,8 +251,10 @@ class Session:
         begin = perf_counter()
         rows = self._pending if features else 0
         following = np.array(self._tokens[-max(rows, 1) :], dtype=np.int64)
-        made = self._rounds.run(following, self._start, rows, self._draft_length)
+        length = self._draft_length
+        made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
+        self._replay, self._logged = 0, features
         proposals = made.proposals[:most].tolist()
         if features:
             self._draft_length = self._start
@@ -273,7 +277,7 @@ class Session:
             raise _misuse("commit closes a verification")
         self._tokens += self._open[:accepted]
         self._tokens.append(token)
-        self._replay = accepted + 1 if self._open and self._target.log_rows else 0
+        self._replay = accepted + 1 if self._logged and self._target.log_rows else 0
         self._open = None
         self._keep(accepted + 1)
 
@@ -325,7 +329,7 @@ class Session:
         outputs = _TARGET_OUTPUTS[rows is not None, features]
         reply = yield Call(Entry.TARGET, inputs, outputs, alone)
         self.target_seconds += reply.seconds
-        self._replay = 0
+        self._replay, self._logged = 0, not final
         if features:
             taps = reply.results[Role.HIDDEN_TAP]
             self._tap = lambda rows: taps[:, :rows]

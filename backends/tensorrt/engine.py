@@ -150,17 +150,11 @@ def open_engine(
 
 
 def _check_driven(artifact: Mapping[str, Any]) -> None:
-    """What nothing here keeps or passes: states of accepted rows, images and their positions.
+    """Nothing here passes images and their positions.
 
     Raises:
-        UnsupportedError: An entry has states, or the target reads images.
+        UnsupportedError: The target reads images.
     """
-    if any(p["role"] == Role.STATE for e in artifact["entries"].values() for p in e["inputs"]):
-        raise UnsupportedError(
-            "tensorrt/recurrent",
-            "the runtime does not drive targets with recurrent layers on a GPU yet",
-            help="`edgecc inspect` shows the engines; compile for --device cpu to run the model",
-        )
     if "vision" in artifact["entries"]:
         raise UnsupportedError(
             "tensorrt/images",

@@ -2,6 +2,8 @@
 
 Every value of the program has device memory of its own, as large as it ever gets, so addresses
 never change: an engine reads where the one before wrote, an updated cache lies where the cache was.
+States and their logs have two places each, and calls go from one to the other and back: an engine
+may still read the old state while it writes the new one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
 from edgecc.errors import RequestError
@@ -22,7 +24,7 @@ MakeContext: TypeAlias = Callable[[str, int], Context]
 
 
 class TrtExecutable:
-    """Runs one entry; owns its caches and intermediate values.
+    """Runs one entry; owns its caches, states, logs and intermediate values.
 
     Args:
         state: What the engines share.
@@ -33,6 +35,9 @@ class TrtExecutable:
             the kernels of a round; what padding writes into the caches lies behind the valid rows.
         slots: Sequences whose caches it holds. A call runs one of them.
         given: Memory of values that others made: what another entry has written.
+
+    Attributes:
+        values: Memory of every value; of a state or log, the first of its two places.
     """
 
     def __init__(
@@ -52,8 +57,11 @@ class TrtExecutable:
         self._state = state
         self._program = program
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
-        caches = {cache.name for cache in interface.caches}
-        self._by_slot = caches | {v for v, cache in interface.updates.items() if cache in caches}
+        self._carried = (*interface.caches, *interface.states, *interface.logs)
+        self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
+        self._updated: dict[str, DeviceArray] = {}
+        self._kept = frozenset(port.name for port in self._carried)
+        self._turns = [0] * slots
         self.values = self._allocate(engines, given or {})
 
     @property
@@ -68,15 +76,15 @@ class TrtExecutable:
 
     @property
     def log_rows(self) -> int:
-        """Rows of logs of states: there are no states."""
-        return 0
+        """Rows the logs of the states hold."""
+        return self.interface.log_rows
 
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:
         """Memory of every value: inputs as large as profiles allow, the others as they follow."""
         values = dict(given)
-        ports = {p.name: p for p in (*self.interface.inputs.values(), *self.interface.caches)}
+        ports = {p.name: p for p in (*self.interface.inputs.values(), *self._carried)}
         shapes: dict[str, Shape] = {}
         for step in self._program:
             plan = self._state.plans[step["graph"]]
@@ -84,11 +92,7 @@ class TrtExecutable:
                 if value not in shapes:
                     shapes[value] = plan.largest(name)
                     if value not in values:
-                        port = ports[value]
-                        if port.role is Role.KV_CACHE:
-                            values[value] = self._state.cache(shapes[value], port.dtype, self.slots)
-                        else:
-                            values[value] = self._state.array(shapes[value], port.dtype)
+                        values[value] = self._input(ports[value], shapes[value])
             context = self._state.context(step["graph"], plan.last_profile)
             dtypes = {o["name"]: DTYPES[o["dtype"]] for o in engines[step["graph"]]["outputs"]}
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
@@ -96,10 +100,18 @@ class TrtExecutable:
                 shapes[value] = made[name]
                 cache = self.interface.updates.get(value)
                 if cache is not None:
-                    values[value] = values[cache]
+                    values[value] = self._updated.get(cache, values[cache])
                 elif value not in values:
                     values[value] = self._state.array(made[name], dtypes[name])
         return values
+
+    def _input(self, port: Port, shape: Shape) -> DeviceArray:
+        """Memory of an input; a state or log has a second place for its update."""
+        if port.role not in CARRIED:
+            return self._state.array(shape, port.dtype)
+        if port.name in self._states:
+            self._updated[port.name] = self._state.cache(shape, port.dtype, self.slots)
+        return self._state.cache(shape, port.dtype, self.slots)
 
     def run(
         self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
@@ -117,9 +129,12 @@ class TrtExecutable:
         for role, array in inputs.items():
             port = self.interface.inputs[role]
             shapes[port.name] = self._upload(port, array)
+        if self._states and not inputs[Role.CACHE_LENGTH][0]:
+            self.clear_states(slot)
         stream = self._state.stream
         for context in self.calls(shapes, outputs, self._state.context, slot):
             context.enqueue(stream.handle)
+        self.take_turn(slot)
         results = {role: self._download(role, shapes) for role in outputs}
         stream.synchronize()
         tokens = inputs.get(Role.TOKEN_IDS)
@@ -136,17 +151,20 @@ class TrtExecutable:
     ) -> Iterator[Context]:
         """The engines that a call runs, in order, each with its shapes and addresses set.
 
+        They read states and logs at the place of this turn and write them at the other one:
+        `take_turn` when all are enqueued.
+
         Enqueue each before taking the next, unless `make` makes new contexts: an engine may come
         again with other shapes.
 
         Args:
             shapes: Of the inputs that are no caches, by name; the shapes of other values are added.
-            outputs: Roles wanted; caches are always updated.
+            outputs: Roles wanted; caches, states and logs are always updated.
             make: Where contexts come from.
             slot: Whose caches.
         """
         ports = self.interface
-        shapes.update({c.name: self.values[c.name].shape for c in ports.caches})
+        shapes.update({c.name: self.values[c.name].shape for c in self._carried})
         wanted = {*ports.updates, *(ports.outputs[role].value for role in outputs)}
         for step in needed_steps(self._program, wanted):
             given = {n: shapes[v] for n, v in step["inputs"].items()}
@@ -157,9 +175,35 @@ class TrtExecutable:
             context.bind({name: self._place(value, slot) for name, value in bound.items()})
             yield context
 
+    @property
+    def turn(self) -> int:
+        """Which place of states and logs the next call of slot 0 reads: 0 or 1; 0 without any."""
+        return self._turns[0]
+
     def _place(self, value: str, slot: int) -> int:
-        """Where a value lies: a cache in its slot, all others are there once."""
-        return self.values[value].slot(slot if value in self._by_slot else 0)
+        """Where a value is now: in every second turn of a slot, a state and its update swap.
+
+        What is carried is in its slot; all others are there once.
+        """
+        kept = self.interface.updates.get(value, value)
+        if kept not in self._kept:
+            return self.values[value].address
+        array = self.values[value]
+        if self._turns[slot] and kept in self._states:
+            array = self._updated[kept] if value == kept else self.values[kept]
+        return array.slot(slot)
+
+    def take_turn(self, slot: int = 0) -> None:
+        """The next call reads the states that the last one has written."""
+        if self._states:
+            self._turns[slot] = 1 - self._turns[slot]
+
+    def clear_states(self, slot: int = 0) -> None:
+        """Begin a sequence: the next call reads states and logs of zeros."""
+        for name in self._states:
+            value = self.values[name]
+            nbytes = byte_count(value.shape, value.dtype)
+            self._state.stream.clear(self._place(name, slot), nbytes)
 
     def _upload(self, port: Port, array: Array) -> Shape:
         """Copy an input to the device, padded; the shape it has there.

@@ -36,8 +36,9 @@ from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
-from edgecc.ir.core import Graph, Module
+from edgecc.ir.core import Graph, Module, Output
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
+from edgecc.roles import Role
 
 
 def jobs(module: Module, device: Device, weights: WeightPlan) -> list[Job]:
@@ -177,7 +178,7 @@ def build(
         "outputs": [
             {
                 **_port(name, o.value.type.dtype.value, emitter.shape(o.value)),
-                "alias": o.alias,
+                "alias": alias(o),
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
@@ -205,6 +206,15 @@ def _with_origins(module: Module, engines: Mapping[str, Facts]) -> dict[str, Fac
 
 def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
+
+
+def alias(output: Output) -> str | None:
+    """The input at whose address an engine expects an output.
+
+    The library updates caches in place and nothing else: a state is read by several kernels, in an
+    order that does not know where its update is written.
+    """
+    return output.alias if output.role is Role.KV_CACHE else None
 
 
 def bound_inputs(emitter: Emitter) -> list[dict[str, Any]]:

@@ -212,14 +212,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lifted, Target]:
     ("change", "id"),
     [
         ({"hidden_act": "gelu"}, "target/activation"),
-        ({"model_type": "qwen2"}, "target/architecture"),
+        ({"model_type": "gemma3_text"}, "target/architecture"),
         ({"model_type": DROP}, "target/architecture"),
-        ({"model_type": "llama", "architectures": DROP}, "target/architecture"),
+        ({"model_type": "olmo", "architectures": DROP}, "target/architecture"),
         (
-            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
-            "target/sliding-window",
+            {
+                "model_type": "llama",
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 8,
+            },
+            "target/layer-type",
         ),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "target/linear-attention"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "target/layer-type"),
+        ({"model_type": "qwen3_moe", "intermediate_size": DROP}, "target/experts"),
+        ({"model_type": "mixtral"}, "target/experts"),
+        ({"num_local_experts": 8}, "target/experts"),
+        ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "target/experts"),
     ],
 )
 def test_other_networks_are_refused(tmp_path: Path, change: Mapping[str, object], id: str) -> None:

@@ -15,6 +15,7 @@ from edgecc.backends.onnx.emitter import output_names, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.runtime import Generator, ModelInfo
 from edgecc.backends.tensorrt.engine import TrtEngine, open_engine
+from edgecc.backends.tensorrt.lower import alias
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.devices import get_device
 from edgecc.frontends.lift import lift
@@ -95,7 +96,7 @@ def _engine(module: Module, graph: Graph) -> dict[str, Any]:
         "weights": {},
         "inputs": [tensor(i.name, i.value) for i in graph.inputs],
         "outputs": [
-            {**tensor(n, o.value), "alias": o.alias}
+            {**tensor(n, o.value), "alias": alias(o)}
             for n, o in zip(names, graph.outputs, strict=True)
         ],
         "profiles": [

@@ -338,7 +338,9 @@ class ExecutableRounds:
         self.taps: Array | None = None
         self.ran: list[int] = []
 
-    def run(self, following: Array, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: Array, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
         assert following.dtype == np.int64
         assert following.shape == (max(features, 1),)
         self.ran.append(features)
@@ -357,15 +359,20 @@ class ExecutableRounds:
         rest = np.zeros(self.proposals - len(made), dtype=np.int64)
         valid = np.clip(made, 0, self.num_tokens - 1)
         ids = np.concatenate([[anchor], valid, rest])
+        if self.target.log_rows and not features:
+            ids = ids[:1]  # the engine pads: of a target with states, only final rows are told
         outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if features else ()))
-        results = self.target.run(
-            {
-                Role.TOKEN_IDS: ids[None],
-                Role.CACHE_LENGTH: np.array([start]),
-                Role.LOGIT_ROWS: np.arange(len(ids)),
-            },
-            outputs,
-        )
+        inputs = {
+            Role.TOKEN_IDS: ids[None],
+            Role.CACHE_LENGTH: np.array([start]),
+            Role.LOGIT_ROWS: np.arange(len(ids)),
+        }
+        if self.target.log_rows:
+            inputs[Role.REPLAY_LENGTH] = np.array([replay])
+            inputs[Role.COMMIT_LENGTH] = np.array([0 if features else 1])
+        else:
+            assert not replay, "there is nothing to replay"
+        results = self.target.run(inputs, outputs)
         return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
 
     def features(self, rows: int) -> Array:
@@ -376,11 +383,10 @@ class ExecutableRounds:
 class Watched:
     """A target whose taps rounds can read after each call, with room for padding."""
 
-    log_rows = 0
-
     def __init__(self, target: Executable, rounds: ExecutableRounds, padding: int) -> None:
         self.inner, self.rounds = target, rounds
         self.capacity = target.capacity - padding
+        self.log_rows = target.log_rows
         rounds.target = self
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:

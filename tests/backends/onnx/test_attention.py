@@ -46,6 +46,7 @@ class Shape:
     rotated: int
     causal: bool = True
     block: bool = False
+    window: int | None = None
 
     @property
     def tables(self) -> tuple[Array, Array]:
@@ -65,6 +66,13 @@ SHAPES = {
     "block 4/4x128": Shape(4, 4, 128, 128, causal=False, block=True),
     "causal block 4/1x32": Shape(4, 1, 32, 32, causal=True, block=True),
     "all rows see each other 4/2x32": Shape(4, 2, 32, 32, causal=False),
+    "4/2x32, window of 6": Shape(4, 2, 32, 32, window=6),
+    "8/2x64, window of 1": Shape(8, 2, 64, 0, window=1),
+    "4/2x24, too narrow to fuse, window of 3": Shape(4, 2, 24, 24, window=3),
+    "causal block 4/1x32, window of 9": Shape(4, 1, 32, 32, block=True, window=9),
+    "causal block 4/1x40, too narrow to fuse, window of 2": Shape(
+        4, 1, 40, 40, block=True, window=2
+    ),
     "4/2x24, too narrow to fuse": Shape(4, 2, 24, 24),
     "block 4/4x40, too narrow to fuse": Shape(4, 4, 40, 40, causal=False, block=True),
 }
@@ -99,7 +107,9 @@ def build(b: GraphBuilder, shape: Shape) -> None:
     length = b.op("advance", start, k)
     k_new = b.op("cache_update", caches[0], k, start)
     v_new = b.op("cache_update", caches[1], v, start)
-    attrs = AttentionAttributes(shape.heads, shape.kv_heads, shape.dim**-0.5, shape.causal)
+    attrs = AttentionAttributes(
+        shape.heads, shape.kv_heads, shape.dim**-0.5, shape.causal, shape.window
+    )
     b.give("y", b.op("attention", q, k_new, v_new, length, attrs=attrs))
     b.output(k_new, "k_cache", Role.KV_CACHE, alias="k_cache")
     b.output(v_new, "v_cache", Role.KV_CACHE, alias="v_cache")
@@ -156,7 +166,9 @@ class History:
         return np.concatenate([turned.real, turned.imag, split[:, 2 * half :]], axis=1)
 
     def attend(self, row: Array, position: int, total: int) -> Array:
-        seen = range(position + 1 if self.shape.causal else total)
+        window = total if self.shape.window is None else self.shape.window
+        first = max(position + 1 - window, 0) if self.shape.causal else 0
+        seen = range(first, position + 1 if self.shape.causal else total)
         keys = np.stack([self.keys[i] for i in seen], axis=1)
         values = np.stack([self.values[i] for i in seen], axis=1)
         outputs = []

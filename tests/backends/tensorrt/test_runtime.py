@@ -464,20 +464,6 @@ def test_a_file_that_is_no_plan(make, tmp_path):
         bundle.open()
 
 
-def test_recurrent_targets_are_refused(make):
-    bundle = make()
-    artifact = copy.deepcopy(bundle.artifact)
-    artifact["entries"]["target"]["inputs"] += [
-        {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]},
-        {"name": "log", "role": "state_log", "dtype": "f32", "shape": ["b", 8, 6]},
-        {"name": "replay_length", "role": "replay_length", "dtype": "i64", "shape": ["b"]},
-        {"name": "commit_length", "role": "commit_length", "dtype": "i64", "shape": ["b"]},
-    ]
-    with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
-        bundle.open(artifact)
-    assert caught.value.exit_code == 4
-
-
 def test_progress(make):
     told = []
     bundle = make()

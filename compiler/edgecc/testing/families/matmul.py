@@ -30,8 +30,10 @@ def _gated(grow: Grower, wanted: Wanted) -> Expr:
     """Two layers of one input, which `fuse-gate-up` looks for."""
     columns, rows = grow.width(), _width(wanted)
     x = grow(wanted.with_axis(wanted.rank - 1, columns))
-    gate, up = (apply("linear", x, weights=(grow.weight(rows, columns),)) for _ in range(2))
-    return apply("swiglu", gate, up)
+    weights: list[tuple[Expr, ...]] = [(grow.weight(rows, columns),) for _ in range(2)]
+    if grow.pick(False, True):
+        weights = [(*w, grow.weight(rows)) for w in weights]
+    return apply("swiglu", *(apply("linear", x, weights=w) for w in weights))
 
 
 def _tied(grow: Grower, wanted: Wanted) -> Expr:
