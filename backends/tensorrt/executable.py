@@ -17,7 +17,7 @@ from edgecc.backends.base import Array, Role
 from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
-from edgecc.errors import RequestError
+from edgecc.errors import BundleError, RequestError
 
 MakeContext: TypeAlias = Callable[[str, int], Context]
 """The context of a graph for a profile."""
@@ -58,9 +58,9 @@ class TrtExecutable:
         self._program = program
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
         self._carried = (*interface.caches, *interface.states, *interface.logs)
+        self._kept = frozenset(p.name for p in self._carried)
         self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
         self._updated: dict[str, DeviceArray] = {}
-        self._kept = frozenset(port.name for port in self._carried)
         self._turns = [0] * slots
         self.values = self._allocate(engines, given or {})
 
@@ -82,7 +82,11 @@ class TrtExecutable:
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:
-        """Memory of every value: inputs as large as profiles allow, the others as they follow."""
+        """Memory of every value: inputs as large as profiles allow, the others as they follow.
+
+        Raises:
+            BundleError: An update has not the size of what it updates.
+        """
         values = dict(given)
         ports = {p.name: p for p in (*self.interface.inputs.values(), *self._carried)}
         shapes: dict[str, Shape] = {}
@@ -100,6 +104,8 @@ class TrtExecutable:
                 shapes[value] = made[name]
                 cache = self.interface.updates.get(value)
                 if cache is not None:
+                    if (made[name], dtypes[name]) != (shapes[cache], values[cache].dtype):
+                        raise _no_update(step["graph"], name, cache)
                     values[value] = self._updated.get(cache, values[cache])
                 elif value not in values:
                     values[value] = self._state.array(made[name], dtypes[name])
@@ -112,6 +118,11 @@ class TrtExecutable:
         if port.name in self._states:
             self._updated[port.name] = self._state.cache(shape, port.dtype, self.slots)
         return self._state.cache(shape, port.dtype, self.slots)
+
+    @property
+    def turn(self) -> int:
+        """Which place of the states and logs of slot 0 the next call reads: 0 or 1."""
+        return self._turns[0]
 
     def run(
         self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
@@ -175,35 +186,29 @@ class TrtExecutable:
             context.bind({name: self._place(value, slot) for name, value in bound.items()})
             yield context
 
-    @property
-    def turn(self) -> int:
-        """Which place of states and logs the next call of slot 0 reads: 0 or 1; 0 without any."""
-        return self._turns[0]
-
     def _place(self, value: str, slot: int) -> int:
-        """Where a value is now: in every second turn of a slot, a state and its update swap.
+        """Where a value lies: what lives between calls in its slot, all others are there once.
 
-        What is carried is in its slot; all others are there once.
+        In every second turn of a slot, a state and its update swap.
         """
-        kept = self.interface.updates.get(value, value)
-        if kept not in self._kept:
-            return self.values[value].address
-        array = self.values[value]
-        if self._turns[slot] and kept in self._states:
-            array = self._updated[kept] if value == kept else self.values[kept]
-        return array.slot(slot)
+        carried = self.interface.updates.get(value, value)
+        if carried in self._states and self._turns[slot]:
+            array = self._updated[carried] if value == carried else self.values[carried]
+        else:
+            array = self.values[value]
+        return array.slot(slot if carried in self._kept else 0)
 
     def take_turn(self, slot: int = 0) -> None:
-        """The next call reads the states that the last one has written."""
+        """The next call of a slot reads the states that the last one has written."""
         if self._states:
             self._turns[slot] = 1 - self._turns[slot]
 
     def clear_states(self, slot: int = 0) -> None:
-        """Begin a sequence: the next call reads states and logs of zeros."""
+        """Begin a sequence: the next call of a slot reads states and logs of zeros."""
         for name in self._states:
-            value = self.values[name]
-            nbytes = byte_count(value.shape, value.dtype)
-            self._state.stream.clear(self._place(name, slot), nbytes)
+            array = self.values[name]
+            address = self._place(name, slot)
+            self._state.stream.clear(address, byte_count(array.shape, array.dtype))
 
     def _upload(self, port: Port, array: Array) -> Shape:
         """Copy an input to the device, padded; the shape it has there.
@@ -237,3 +242,11 @@ class TrtExecutable:
         ports = self.interface
         port = ports.inputs.get(role)
         return self.values[port.name if port else ports.outputs[role].value].address
+
+
+def _no_update(graph: str, name: str, cache: str) -> BundleError:
+    return BundleError(
+        "bundle/engine",
+        f"output {name!r} of engine {graph!r} is no update of {cache!r}: it has another size",
+        help="compile the bundle again",
+    )

@@ -17,7 +17,7 @@ from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
-from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
+from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
@@ -149,10 +149,9 @@ def compile(
             if strict:
                 _refuse_warnings(findings_of(lifted))
             parts = shares(lowered, chosen)
-            memory = [part.memory() for part in parts]
+            memory = [part.memory for part in parts]
             if writer is None:
-                for part in parts:
-                    part.expect(told)
+                expect(parts, chosen, told)
                 return compile_report(lowered, None, weight_bytes(parts), memory=memory)
             site = Site(writer, report, told, cache)
             written = write_artifacts(site, parts, chosen)

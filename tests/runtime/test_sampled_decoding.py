@@ -167,7 +167,7 @@ def test_proposals_are_accepted_as_often_as_the_target_chooses_them():
 )
 def test_rounds_on_the_device_are_for_greedy_choice(params):
     """A device that chooses is asked for logits instead, and the draft goes on in step."""
-    prompt = list(range(7)) + [2, 3]
+    prompt = [*range(7), 2, 3]
     device, rounds = on_device(sampling_pair(plan=[3, 7, 0], capacity=71, max_model_len=64))
     found = decode(device, prompt, 20, params, 5)
     assert rounds.ran == []
