@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from edgecc.ir.core import Graph, Input, Module, Node, Output, Value
 from edgecc.ir.rewriter import clone_nodes
@@ -11,14 +12,24 @@ from edgecc.ir.types import DimExpr, TensorType, symbols_of
 from edgecc.roles import Role
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """Nodes that become a graph, the values they read and the values others want from them."""
+    """Nodes that become a graph.
+
+    Attributes:
+        name: Of the graph.
+        nodes: In order.
+        taken: Values they read, made elsewhere.
+        returned: Values others want from them.
+        results: What a call of the graph gives, in order: these, and None for what it does not want
+            of a graph that another piece has.
+    """
 
     name: str
     nodes: list[Node]
     taken: list[Value]
     returned: list[Value]
+    results: list[Value | None] = field(default_factory=list)
 
     def loose_symbols(self) -> frozenset[str]:
         """Symbols of its types that no input fixes: a call could not tell their values."""
@@ -43,7 +54,11 @@ def piece_of(name: str, nodes: Sequence[Node], wanted: Iterable[Value]) -> Piece
 
 
 def extract(
-    module: Module, piece: Piece, origin: Graph, rename: Callable[[str], str] = str
+    module: Module,
+    piece: Piece,
+    origin: Graph,
+    rename: Callable[[str], str] = str,
+    buffers: Mapping[Value, str] = MappingProxyType({}),
 ) -> None:
     """Add the graph of a piece to the module: copies of its nodes.
 
@@ -53,31 +68,38 @@ def extract(
         origin: The graph. Inputs and outputs of a piece that are its own keep their roles, and
             updated caches their aliases.
         rename: Gives values their names in the piece; different names must stay different.
+        buffers: Values in between that are versions of a cache, and the cache: they lie in its
+            buffer.
     """
     roles = {i.value: i.role for i in origin.inputs}
     aliases = {o.value: o for o in origin.outputs if o.alias is not None}
     graph = module.graphs.setdefault(piece.name, Graph(piece.name))
     mapping: dict[Value, Value] = {}
-    buffers = {v.name: rename(v.name) for v in piece.taken if v in roles}
-    names = set(buffers.values())
+    own = [v for v in piece.taken if v in roles or v in buffers]
+    fixed = {v: rename(buffers.get(v, v.name)) for v in own}
+    names = set(fixed.values())
     for index, value in enumerate(piece.taken):
-        name = buffers[value.name] if value in roles else unique(rename(value.name), names)
+        name = fixed.get(value) or unique(rename(value.name), names)
         names.add(name)
         copy = Value(TensorType(value.type.dtype, value.type.shape), name, None, index)
-        graph.inputs.append(Input(copy, roles.get(value, Role.ACTIVATION)))
+        role = Role.KV_CACHE if value in buffers else roles.get(value, Role.ACTIVATION)
+        graph.inputs.append(Input(copy, role))
         mapping[value] = copy
     mapping = clone_nodes(module, piece.nodes, graph, mapping)
     for node in graph.nodes:
         for result in node.results:
             result.name = rename(result.name)
-    labels: set[str] = set()
+    held, labels = set(fixed.values()), set[str]()
     for value in piece.returned:
         alias = aliases.get(value)
-        label = unique(rename(alias.name if alias else value.name), labels)
+        cache = alias.alias if alias else buffers.get(value)
+        label = unique(rename(alias.name if alias else cache or value.name), labels)
         labels.add(label)
-        role = alias.role if alias else Role.ACTIVATION
-        buffer = buffers.get(alias.alias) if alias and alias.alias else None
-        graph.outputs.append(Output(mapping[value], label, role, buffer))
+        role = alias.role if alias else Role.KV_CACHE if cache else Role.ACTIVATION
+        buffer = rename(cache) if cache else None
+        graph.outputs.append(
+            Output(mapping[value], label, role, buffer if buffer in held else None)
+        )
 
 
 def unique(name: str, taken: set[str]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import Interface, Port, needed_steps, slot_name
+from edgecc.backends.interface import Interface, Port, buffers, needed_steps, slot_name
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class OrtExecutable:
         for value, cache in interface.updates.items():
             names = ((slot_name(value, i), slot_name(cache, i)) for i in range(slots))
             self._updates.update(names)
+        self._buffers = buffers(program, self._updates)
 
     @property
     def slots(self) -> int:
@@ -155,25 +156,24 @@ class OrtExecutable:
         import onnxruntime as ort
 
         ports = self._interface
-        buffers = {
+        given = {
             role: np.zeros(shape, dtype=ports.inputs[role].dtype) for role, shape in shapes.items()
         }
-        _fill(buffers, inputs)
+        _fill(given, inputs)
         values: dict[str, Any] = {
             ports.inputs[role].name: ort.OrtValue.ortvalue_from_numpy(buffer)
-            for role, buffer in buffers.items()
+            for role, buffer in given.items()
         }
         values.update(self._held(slots))
-        updates = self._updates
         wanted = [ports.outputs[role].value for role in outputs]
         steps = []
-        for step in needed_steps(self._program, {*wanted, *updates}):
+        for step in needed_steps(self._program, {*wanted, *self._updates}):
             session = self._sessions[step["graph"]]
             binding = session.io_binding()
             for name, value in step["inputs"].items():
                 binding.bind_ortvalue_input(name, values[value])
             for name, value in step["outputs"].items():
-                cache = updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                     binding.bind_ortvalue_output(name, values[cache])
@@ -186,7 +186,7 @@ class OrtExecutable:
                 values.setdefault(value, result)
             steps.append((session, binding))
         arrays = {role: values[ports.outputs[role].value].numpy() for role in outputs}
-        return _Plan(steps, buffers, arrays)
+        return _Plan(steps, given, arrays)
 
     def _held(self, slots: slice) -> dict[str, Any]:
         """What is carried, of some slots, by its names in a program: together, and apart.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, buffers, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
 from edgecc.errors import BundleError, RequestError
@@ -60,6 +60,7 @@ class TrtExecutable:
         self._carried = (*interface.caches, *interface.states, *interface.logs)
         self._kept = frozenset(p.name for p in self._carried)
         self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
+        self._buffers = buffers(program, interface.updates)
         self._updated: dict[str, DeviceArray] = {}
         self._turns = [0] * slots
         self.values = self._allocate(engines, given or {})
@@ -102,7 +103,7 @@ class TrtExecutable:
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
             for name, value in step["outputs"].items():
                 shapes[value] = made[name]
-                cache = self.interface.updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
                     if (made[name], dtypes[name]) != (shapes[cache], values[cache].dtype):
                         raise _no_update(step["graph"], name, cache)
@@ -191,7 +192,7 @@ class TrtExecutable:
 
         In every second turn of a slot, a state and its update swap.
         """
-        carried = self.interface.updates.get(value, value)
+        carried = self._buffers.get(value, value)
         if carried in self._states and self._turns[slot]:
             array = self._updated[carried] if value == carried else self.values[carried]
         else:
