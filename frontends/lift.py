@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgecc.errors import Diagnostic, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.components import Components, parse_components
 from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import choose_draft, is_draft
 from edgecc.frontends.drafts.base import Draft, DraftSize
@@ -16,13 +17,18 @@ from edgecc.frontends.inventory import bias_findings, check_layers, check_unread
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_FILES, MTP_TENSORS
 from edgecc.frontends.options import (
-    COMPONENTS,
     DEFAULT_INPUT_LEN,
     DEFAULT_MODEL_LEN,
+    MAX_BATCH_SIZE,
     LiftOptions,
 )
 from edgecc.frontends.quantization import read_quantization
-from edgecc.frontends.targets import TargetFrontend, VisionFrontend, get_target
+from edgecc.frontends.targets import (
+    TargetFrontend,
+    VisionFrontend,
+    get_target,
+    reject_experts,
+)
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
@@ -50,14 +56,11 @@ def lift(
         UnsupportedError: An architecture, variant or encoding without a frontend.
         UsageError: Sizes that contradict each other or the checkpoints.
     """
-    if options.components not in COMPONENTS:
-        raise UsageError(
-            "usage/bad-choice",
-            f"components is {options.components!r}",
-            help=f"choose one of {', '.join(COMPONENTS)}",
-        )
+    components = parse_components(options.components)
     if target is None and draft is None:
         raise UsageError("usage/nothing-to-lift", "give a target, a draft, or both")
+    has_draft = draft is not None or options.spec_method == Mtp.method
+    components.check_given(target=target is not None, draft=has_draft)
     also = MTP_FILES if options.spec_method == Mtp.method else ()
     target_ckpt = Checkpoint.open(target, role="target", also=also) if target is not None else None
     draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
@@ -73,8 +76,10 @@ def lift(
     module.checkpoints.update(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
-    target_config = read_text_config(target_ckpt) if target_ckpt is not None else None
-    if target_config is not None:
+    target_config = None
+    if target_ckpt is not None:
+        reject_experts(target_ckpt)
+        target_config = read_text_config(target_ckpt)
         get_target(target_config)
     lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
     if decision is not None:
@@ -95,7 +100,7 @@ def lift(
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
         "prefill_chunk": options.prefill_chunk,
-        "max_batch_size": 1,
+        "max_batch_size": options.max_batch_size,
     }
     return module
 
@@ -139,7 +144,7 @@ def _lift_target(
     if isinstance(draft, Mtp):
         del left[MTP_BLOCK]
     owned: Sequence[str] = ()
-    if (vision := _vision(frontend, weights, options)) is not None:
+    if (vision := _vision(frontend, weights, parse_components(options.components))) is not None:
         vision.build_target(weights, config, taps, sizes.capacity)
         module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
         module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
@@ -164,16 +169,27 @@ def _lift_target(
 
 
 def _vision(
-    frontend: TargetFrontend, weights: ModuleWeights, options: LiftOptions
+    frontend: TargetFrontend, weights: ModuleWeights, components: Components
 ) -> VisionFrontend | None:
-    """How to build the vision tower, if it is wanted and there."""
-    if options.components == "text":
-        return None
+    """How to build the vision tower, if it is wanted and there.
+
+    Raises:
+        InputError: It was asked for by name, and is not there.
+    """
     vision = frontend.vision
-    if vision is None or not vision.has_tower(weights):
+    there = vision is not None and vision.has_tower(weights)
+    if not there and components.named and components.vision:
+        raise InputError(
+            "vision/no-tower",
+            "the target has no vision tower that edgecc builds: it reads text only",
+            where=weights.checkpoint.role,
+            help="take vision out of --components",
+        )
+    if there and not components.vision:
+        weights.module.decisions.append("the bundle reads text only; images take --components all")
+    elif not there and components.vision:
         weights.module.decisions.append("the target has no vision tower: it reads text only")
-        return None
-    return vision
+    return vision if there and components.vision else None
 
 
 def _lift_draft(
@@ -232,7 +248,12 @@ def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
             where=draft.rows_from,
             help=f"compile with --prefill-chunk {draft.rows + 1} or more",
         )
-    module.symbols["b"] = SymbolRange(1, 1)
+    if not 1 <= options.max_batch_size <= MAX_BATCH_SIZE:
+        raise UsageError(
+            "usage/max-batch-size",
+            f"--max-batch-size {options.max_batch_size} is not from 1 to {MAX_BATCH_SIZE}",
+        )
+    module.symbols["b"] = SymbolRange(1, options.max_batch_size)
     module.symbols["t"] = SymbolRange(1, most)
     module.symbols["r"] = SymbolRange(1, most)
     if draft is not None:

@@ -81,11 +81,15 @@ def test_caches_and_states_are_counted_once_and_updated_in_place() -> None:
     assert (plan.batch, plan.max_model_len, plan.prefill_rows, plan.verify_rows) == (3, 31, 16, 1)
     assert part.caches == 2 * 3 * 2 * 32 * 8 * 4
     assert part.states == 3 * 3 * 7 * 4
-    passed = 3 * (16 * 8 + 8 + 16 * 32 * 4 + 16 * 16 * 4)
-    made = 3 * (8 + 16 * 32 * 4)  # length and y
-    assert part.prefill == passed + made + 3 * 4 * 16 * 32 * 4
+    for figure, batch, rows in ((part.prefill, 1, 16), (part.verify, 3, 1)):
+        passed = batch * (rows * 8 + 8 + rows * 32 * 4 + rows * 16 * 4)
+        made = batch * (8 + rows * 32 * 4)  # length and y
+        assert figure == passed + made + batch * 4 * rows * 32 * 4
+        assert peak_bytes(graph, {"b": batch, "t": rows}, scores=False) == made
     assert part.total == part.caches + part.states + part.prefill
-    assert peak_bytes(graph, {"b": 3, "t": 16}, scores=False) == made
+    on_gpu = plan_memory(module, GPU, {}).parts[0]
+    assert on_gpu.caches == part.caches  # one engine call a sequence, but caches of all
+    assert on_gpu.verify == 8 + 8 + 32 * 4 + 16 * 4 + 8 + 32 * 4
 
 
 def test_sixteen_bits_and_fused_scores_on_a_gpu() -> None:

@@ -55,9 +55,12 @@ def without_sources(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     return rendered
 
 
-def _parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Parts that are images. Templates tell them by their type or by having such a key."""
-    content = message.get("content")
+def _parts(message: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Parts that are images. Templates tell them by their type or by having such a key.
+
+    A message that is none has no parts: the template says what is wrong with it.
+    """
+    content = message.get("content") if isinstance(message, Mapping) else None
     for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
         kinds = ("image", "image_url")
         if isinstance(part, Mapping) and (

@@ -13,7 +13,7 @@ from edgecc.backends.runtime.chat import ChatTemplates
 from edgecc.backends.runtime.generator import Generator
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.proposer import PROPOSERS
-from edgecc.backends.runtime.tokenizer import Tokenizer
+from edgecc.backends.runtime.tokenizer import Tokenizer, read_config
 from edgecc.errors import BundleError, UnsupportedError, UsageError, did_you_mean
 
 ENGINES: Mapping[str, str] = {
@@ -93,7 +93,7 @@ def load_bundle(
         bundle, artifact, num_threads=num_threads, progress=progress
     )
     try:  # the text side last: what an engine lacks on this machine is known at once
-        return Generator(engine, model, *_text_side(bundle))
+        return Generator(engine, model, *_text_side(bundle), _generation_config(bundle))
     except BaseException:
         engine.close()
         raise
@@ -104,6 +104,12 @@ def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplates | None]:
         return None, None
     directory = bundle.tokenizer_dir
     return Tokenizer.from_directory(directory), ChatTemplates.from_directory(directory)
+
+
+def _generation_config(bundle: Bundle) -> dict[str, Any]:
+    if "tokenizer/generation_config.json" not in bundle.manifest["files"]:
+        return {}
+    return read_config(bundle.tokenizer_dir, "generation_config.json")
 
 
 def choose_device(bundle: Bundle, device: str | None) -> str:

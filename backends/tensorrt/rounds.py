@@ -1,9 +1,10 @@
 """Greedy rounds on the GPU: draft, verification and choice with one read-back at the end.
 
-What differs from round to round (two lengths, and the tokens that a draft wants to know: the
-anchor, or one for each row of features) lies in device memory, so one captured CUDA graph serves
-all rounds with as many new features. Its inputs are these integers, its results the proposals and
-the target's choices.
+What differs from round to round (two lengths, for states two counts of rows, and the tokens that a
+draft wants to know: the anchor, or one for each row of features) lies in device memory, so one
+captured CUDA graph serves all rounds with as many new features. Its inputs are these integers, its
+results the proposals and the target's choices. Where the target has states, there are two graphs:
+one for each place that the states are read from.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from edgecc.errors import BackendError, ResourceError
 
 INTEGER = 8
 """Bytes of a token, a length or a row number."""
+
+_COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
+"""What a target with states is told beside the lengths, in this order."""
 
 
 @dataclass(slots=True)
@@ -53,18 +57,22 @@ class TrtRounds:
         self._draft = draft
         self._rows = target.min_rows
         self._is_chain = draft is not None and Role.NEXT_TOKEN_IDS in draft.interface.inputs
-        self._most = self._most_tokens(draft) if draft is not None else 1
-        self._given = state.host((2 + self._most) * INTEGER)
+        self._counts = tuple(r for r in _COUNTS if r in target.interface.inputs)
+        most = self._most_tokens(draft) if draft is not None else 1
+        size = (2 + len(self._counts) + most) * INTEGER
+        self._given = state.host(size)
         self._numbers: IntArray = self._given.bytes.view(np.int64)
-        self._integers = state.memory((2 + self._most) * INTEGER)
+        self._integers = state.memory(size)
         self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
         self._chosen = state.host(self._rows * INTEGER)
         self._row_numbers = state.memory(self._rows * INTEGER)
         state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
-        self._works: dict[int, _Work] = {}
+        self._works: dict[tuple[int, int], _Work] = {}
         self._captures = True
 
-    def run(self, following: IntArray, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: IntArray, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
         """See `GreedyRounds.run`.
 
         Raises:
@@ -72,17 +80,23 @@ class TrtRounds:
         """
         self._state.check_open()
         tokens = self._tokens(features)
-        self._numbers[: 2 + tokens] = start, draft_length, *following[-tokens:]
-        work = self._works.get(features)
+        counts = (replay, int(not features))[: len(self._counts)]
+        numbers = (start, draft_length, *counts, *following[-tokens:])
+        self._numbers[: len(numbers)] = numbers
+        if not start:
+            self._target.clear_states()
+        key = features, self._target.turn
+        work = self._works.get(key)
         if work is not None and work.graph is not None:
             self._state.stream.launch(work.graph)
         elif features <= self._rows:
-            work = work or self._keep(features)
+            work = work or self._keep(key)
             self._enqueue(features, work.draft, work.target)
         else:  # the rows of a prompt's last chunk: once a sequence
             make = self._state.context
             draft = self._draft_calls(features, make)
             self._enqueue(features, draft, self._target_calls(features, make))
+        self._target.take_turn()
         self._state.stream.synchronize()
         chosen = self._chosen.bytes.view(np.int64).copy()
         proposals = self._proposed.bytes.view(np.int64).copy()
@@ -120,12 +134,13 @@ class TrtRounds:
         """How many tokens a round is told: the last one is the anchor."""
         return max(features, 1) if self._is_chain else 1
 
-    def _keep(self, features: int) -> _Work:
+    def _keep(self, key: tuple[int, int]) -> _Work:
+        features, _ = key
         make = self._state.new_context
         work = _Work(
             tuple(self._draft_calls(features, make)), tuple(self._target_calls(features, make))
         )
-        self._works[features] = work
+        self._works[key] = work
         return work
 
     def _draft_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
@@ -146,6 +161,7 @@ class TrtRounds:
             ports[Role.TOKEN_IDS].name: (1, self._rows),
             ports[Role.CACHE_LENGTH].name: (1,),
             ports[Role.LOGIT_ROWS].name: (self._rows,),
+            **{ports[role].name: (1,) for role in self._counts},
         }
         taps = [Role.HIDDEN_TAP] if features else []
         return self._target.calls(shapes, [Role.CHOSEN_TOKENS, *taps], make)
@@ -180,8 +196,10 @@ class TrtRounds:
         """Everything of a round, in order, without waiting for any of it."""
         stream, draft, target = self._state.stream, self._draft, self._target
         told = self._tokens(features)
-        stream.upload(self._integers, self._given.bytes[: (2 + told) * INTEGER])
-        start, length, following = (self._integers + i * INTEGER for i in range(3))
+        count = 2 + len(self._counts)
+        stream.upload(self._integers, self._given.bytes[: (count + told) * INTEGER])
+        start, length, *counts = (self._integers + i * INTEGER for i in range(count))
+        following = self._integers + count * INTEGER
         anchor = following + (told - 1) * INTEGER
         tokens = target.address(Role.TOKEN_IDS)
         if draft is not None and draft_calls:
@@ -193,6 +211,8 @@ class TrtRounds:
             stream.download(self._proposed.bytes, proposals)
         stream.copy(tokens, anchor, INTEGER)
         stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
+        for role, count in zip(self._counts, counts, strict=True):
+            stream.copy(target.address(role), count, INTEGER)
         rows = target.address(Role.LOGIT_ROWS)
         stream.copy(rows, self._row_numbers, self._rows * INTEGER)
         _run(target_calls, stream.handle)

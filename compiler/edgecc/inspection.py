@@ -167,6 +167,7 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
             "checkpoint": (provenance["draft"] or provenance["target"])["name"],
             **manifest["draft"],
         },
+        "images": manifest.get("vision", "none: text only"),
         "limits": manifest["limits"],
         "per_sequence": _per_sequence(manifest["entries"]),
         "shared": [

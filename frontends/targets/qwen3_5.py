@@ -85,7 +85,7 @@ def build(
         InputError: Config and tensors contradict each other.
         UnsupportedError: The config asks for something this frontend does not build.
     """
-    check_variant(config)
+    check_variant(config, _MIXERS)
     linear = read_linear_attention(weights.checkpoint, config)
     _check_tensors(weights, config)
     axes = multimodal_axes(weights.checkpoint, config) if images else ()

@@ -40,8 +40,8 @@ REQUIRED_KEYS = {
     "max_position_embeddings",
     "draft": "method block_size num_speculative_tokens slot_layout mask_token_id target_layer_ids "
     "max_position_embeddings",
-    "vision": "patch_size temporal_patch_size spatial_merge_size grid_size min_pixels max_pixels "
-    "image_mean image_std max_image_tokens image_token_id",
+    "vision": "preprocessing patch_size temporal_patch_size spatial_merge_size grid_size "
+    "min_pixels max_pixels image_mean image_std max_image_tokens feature_size image_token_id",
     "limits": "max_model_len max_input_len prefill_chunk max_batch_size",
     "entries": "target",
     "entries.target": "inputs outputs",

@@ -22,8 +22,9 @@ from edgecc.backends.runtime import (
     SpeculativeDecoder,
     Stats,
 )
-from edgecc.backends.runtime.decoder import accept, best_token
+from edgecc.backends.runtime.decoder import accept
 from edgecc.backends.runtime.proposer import PROPOSERS
+from edgecc.backends.runtime.sampling import best_token
 from edgecc.errors import BackendError
 
 from .fakes import Pair, by_hash, by_script, continue_greedily, make_pair

@@ -94,6 +94,15 @@ spec_method_option = click.option(
 )
 """Kind of draft."""
 
+components_option = click.option(
+    "--components",
+    default="text",
+    show_default=True,
+    metavar="PARTS",
+    help="text; all, which adds the vision tower of a multimodal target; or a list of target, "
+    "draft and vision.",
+)
+
 
 def num_threads(value: int | None) -> int | None:
     """The flag, else `EDGECC_NUM_THREADS`, else None.

@@ -39,7 +39,7 @@ GPUS = [name for name, device in DEVICES.items() if device.library]
 BUILT = ("sm86", "sm89", "sm120")
 CANNOT_RUN = (
     *("cuda/no-gpu", "cuda/not-installed", "tensorrt/wrong-gpu"),
-    *("tensorrt/recurrent", "runtime/unsupported-draft"),
+    "runtime/unsupported-draft",
 )
 """Why a bundle of the tests does not open: no GPU, or a kind of pair that is not driven there."""
 
@@ -213,17 +213,16 @@ def compiled(target: Path, draft: Path, out: Path, device: str) -> dict[str, Any
 
 
 def check_hybrid(found: Mapping[str, Any], device: str) -> None:
-    """Mixed precision for each module, states in float32, and that nothing drives them yet."""
+    """Mixed precision for each module, states in float32 and not in place, caches in place."""
     body = found["engines"]["target.body"]
     assert precisions(body, "linear_attn.in_proj_qkv") == {FP8_FORM[device]}
     assert precisions(body, "self_attn.o_proj") == {FP8_FORM[device]}
     assert precisions(body, "mlp.") == {NVFP4_FORM.get(device, "nvfp4")}
     assert precisions(body, "conv1d") == {"f32"}
-    states = [p for p in body["outputs"] if "state" in (p["alias"] or "")]
-    assert {p["dtype"] for p in states} == {"f32"}
-    kept = [p for p in body["outputs"] if p["alias"]]
-    assert {p["dtype"] for p in kept if p not in states} == {"bf16"}
-    assert "engines only: the runtime does not drive recurrent states yet" in found["decisions"]
+    states = [p for p in body["outputs"] if "state" in p["name"]]
+    assert {(p["dtype"], p["alias"]) for p in states} == {("f32", None)}
+    assert {p["dtype"] for p in body["outputs"] if p["alias"]} == {"bf16"}
+    assert not any(d.startswith("engines only") for d in found["decisions"])
 
 
 @pytest.mark.slow
