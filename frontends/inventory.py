@@ -27,7 +27,6 @@ _OTHER_REVISION = (
 
 IGNORABLE = (
     "*rotary_emb*",  # computed from the config
-    "mtp.*",  # another way to draft
     "*.k_scale",  # of a quantized KV cache, which is kept unquantized here
     "*.v_scale",
     "*.kv_scale",
@@ -38,13 +37,21 @@ IGNORABLE = (
 """Globs of tensor names that a decoder does not need."""
 
 
-def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> None:
+def layer_numbers(names: Iterable[str]) -> list[int]:
+    """Numbers of the layers that tensors belong to, sorted."""
+    return sorted({int(m[1]) for name in names if (m := _LAYER.match(name))})
+
+
+def check_layers(
+    checkpoint: Checkpoint, names: Iterable[str], count: int, key: str = "num_hidden_layers"
+) -> None:
     """Compare the numbers of stored layers with the count of the config.
 
     Args:
         checkpoint: Whose layers, for messages.
         names: Names of its tensors.
         count: What the config says.
+        key: Where it says so.
 
     Raises:
         InputError: Layers are missing, or there are more.
@@ -59,7 +66,7 @@ def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> No
         raise InputError(
             "checkpoint/missing-layers",
             f"the config counts {count} layers, but {absent} of them are not stored: {listed}",
-            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            where=f"{checkpoint.role}/config.json: {key}",
             notes=(f"stored: {_ranges(stored)}",),
             help=_OTHER_REVISION,
         )
@@ -68,7 +75,7 @@ def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> No
         raise InputError(
             "checkpoint/surplus-layers",
             f"the config counts {count} layers, but {by_layer[surplus[0]]} is stored",
-            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            where=f"{checkpoint.role}/config.json: {key}",
             notes=(f"stored: {_ranges(stored)}",),
             help=_OTHER_REVISION,
         )

@@ -8,6 +8,9 @@ from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
 
+FINAL_NORM = -2
+"""Among tapped layers: what the output head reads, as -1 is the embedding."""
+
 
 def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
     """The weight of the output head: its own, or the embedding table when tied.

@@ -42,7 +42,8 @@ class TestOk:
         assert result.out.count("\n") == 1
         found = json.loads(result.out)
         names = {"bundle", "weight_bytes", "pipeline", "decisions", "findings", "engines"}
-        assert set(found) == names
+        assert set(found) == {*names, "memory"}
+        assert [m["device"] for m in found["memory"]] == ["cpu"]
         assert found["engines"] == []  # those that a builder makes
         assert found["bundle"] == str(out)
         assert found["weight_bytes"] > 0
@@ -292,8 +293,8 @@ class TestRefused:
             (["--quantization", "fp8"], 2, "usage/nothing-to-quantize"),
             (["--quantize-head"], 2, "usage/quantize-head"),
             (["--quantize", "fp8", "--pass-pipeline", "dce"], 2, "usage/contradiction"),
-            (["--max-batch-size", "4"], 4, "usage/batch"),
-            (["--spec-method", "eagle3"], 4, "draft/kind"),
+            (["--max-batch-size", "65"], 2, "usage/max-batch-size"),
+            (["--spec-method", "eagle3"], 2, "usage/spec-method"),
             (["--tensor-parallel-size", "2"], 2, "usage"),
             (["--trust-remote-code"], 2, "usage"),
             (["--dump-ir", ""], 2, "usage/bad-path"),

@@ -46,7 +46,7 @@ FEW = ["add", "linear", "mul", "rms_norm", "sigmoid", "silu", "slice"]
 
 SMALLEST = {
     "one op of all": (modules(), lambda m: any(n.op.name == "rms_norm" for n in nodes(m)), 1),
-    "a chain of all": (modules(), lambda m: bool(read_by(m, "silu", "add")), 2),
+    "a chain of all": (modules(), lambda m: bool(read_by(m, "add", "mul")), 2),
     "a chain": (modules(ops=FEW), lambda m: bool(read_by(m, "linear", "rms_norm")), 2),
     "three ops": (
         modules(ops=["add", "mul", "sigmoid", "silu"]),
