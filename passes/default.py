@@ -27,6 +27,7 @@ from edgecc.passes.quantize_activations import (
     QuantizeActivations,
     QuantizeActivationsOptions,
 )
+from edgecc.passes.split_layers import SplitLayers
 from edgecc.passes.unroll_markov import UnrollMarkov
 
 
@@ -87,11 +88,13 @@ def default_pipeline(
             if device.native_activations and activations != "16bit"
             else []
         ),
-        # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
+        # Device: native encodings, one engine per shared weight, and several for a deep graph where
+        # a builder makes them; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),
         OutlineShared(),
         Dce(),
+        *([SplitLayers()] if device.library else []),
         Legalize(LegalizeOptions(device.name)),
     ]
 

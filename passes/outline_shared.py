@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edgecc.ir.analysis import ancestors, descendants, live_nodes
 from edgecc.ir.builder import Builder
-from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
+from edgecc.ir.core import Graph, Location, Module, Node, Output, Value
 from edgecc.ir.ops import Attributes
 from edgecc.ir.ops.control import CallAttributes
-from edgecc.ir.rewriter import clone_nodes
-from edgecc.ir.types import DimExpr, DType, SymbolRange, TensorType, sym, symbols_of
+from edgecc.ir.types import DType, SymbolRange, sym
 from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
+from edgecc.passes.outlining import Piece, extract, piece_of, unique
 from edgecc.roles import Role
 
 Layer = tuple[Node, ...]
@@ -20,23 +18,6 @@ Layer = tuple[Node, ...]
 
 Key = tuple[tuple[tuple[str, ...], ...], tuple[Attributes, ...], int, DType]
 """Resolved weights and attributes of a layer's ops, rank and element type of its input."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Nodes that become a graph, the values they read and the values others want from them."""
-
-    name: str
-    nodes: list[Node]
-    taken: list[Value]
-    returned: list[Value]
-
-    def loose_symbols(self) -> frozenset[str]:
-        """Symbols of its types that no input fixes: a call could not tell their values."""
-        taken = [d for v in self.taken for d in v.type.shape if isinstance(d, DimExpr)]
-        fixed = {d.terms[0][0] for d in taken if len(d.terms) == 1 and d.terms[0][1] == 1}
-        values = (*self.taken, *self.returned)
-        return symbols_of(d for v in values for d in v.type.shape) - fixed
 
 
 class OutlineShared(Pass[NoOptions]):
@@ -148,7 +129,7 @@ class OutlineShared(Pass[NoOptions]):
         target = module.graphs.get(TARGET)
         head = head_of(target) if target else None
         is_head = head is not None and module.weights.resolve(head) == weights[-1][0]
-        name = _unique("lm_head" if is_head else "shared", set(module.graphs))
+        name = unique("lm_head" if is_head else "shared", set(module.graphs))
         x, location = layer[0].operands[0].type, layer[-1].location
         for axis in range(x.rank - 1):
             # Any caller's row counts: the widest range any symbol of the module has.
@@ -166,7 +147,7 @@ class OutlineShared(Pass[NoOptions]):
 
     def _plan(
         self, module: Module, graph: Graph, layer: Layer
-    ) -> tuple[_Piece | None, _Piece | None]:
+    ) -> tuple[Piece | None, Piece | None]:
         """What runs before the layer and what runs after it."""
         after = descendants(graph, [layer[-1]])
         early = [o.value for o in graph.outputs if o.value.producer not in after]
@@ -176,43 +157,13 @@ class OutlineShared(Pass[NoOptions]):
         # What only the tail reads moves there, so that no weight ends up in both engines.
         rest = [n for n in graph.nodes if n in live and n not in needed and n not in layer]
         wanted = [o.value for o in graph.outputs]
-        body = self._piece(
-            _unique(f"{graph.name}.body", set(module.graphs)),
-            before,
-            [*wanted, *layer[0].operands, *(o for n in rest for o in n.operands)],
+        read = [*wanted, *layer[0].operands, *(o for n in rest for o in n.operands)]
+        taken = set(module.graphs)
+        body, tail = (unique(f"{graph.name}.{part}", taken) for part in ("body", "tail"))
+        return (
+            piece_of(body, before, read) if before else None,
+            piece_of(tail, rest, wanted) if rest else None,
         )
-        tail = self._piece(_unique(f"{graph.name}.tail", set(module.graphs)), rest, wanted)
-        return body, tail
-
-    def _piece(self, name: str, nodes: list[Node], wanted: list[Value]) -> _Piece | None:
-        made = {r for n in nodes for r in n.results}
-        taken = list(dict.fromkeys(o for n in nodes for o in n.operands if o not in made))
-        returned = list(dict.fromkeys(v for v in wanted if v in made))
-        return _Piece(name, nodes, taken, returned) if nodes else None
-
-    def _extract(self, module: Module, piece: _Piece, origin: Graph) -> None:
-        """Add the graph of a piece to the module: copies of its nodes."""
-        roles = {i.value: i.role for i in origin.inputs}
-        aliases = {o.value: o for o in origin.outputs if o.alias is not None}
-        graph = module.graphs.setdefault(piece.name, Graph(piece.name))
-        mapping: dict[Value, Value] = {}
-        names = {v.name for v in piece.taken if v in roles}
-        for index, value in enumerate(piece.taken):
-            name = value.name if value in roles else _unique(value.name, names)
-            names.add(name)
-            copy = Value(TensorType(value.type.dtype, value.type.shape), name, None, index)
-            graph.inputs.append(Input(copy, roles.get(value, Role.ACTIVATION)))
-            mapping[value] = copy
-        mapping = clone_nodes(module, piece.nodes, graph, mapping)
-        buffers = {v.name for v in piece.taken if v in roles}
-        labels: set[str] = set()
-        for value in piece.returned:
-            alias = aliases.get(value)
-            label = _unique(alias.name if alias else value.name, labels)
-            labels.add(label)
-            role = alias.role if alias else Role.ACTIVATION
-            buffer = alias.alias if alias and alias.alias in buffers else None
-            graph.outputs.append(Output(mapping[value], label, role, buffer))
 
     def _cut(
         self,
@@ -220,13 +171,13 @@ class OutlineShared(Pass[NoOptions]):
         graph: Graph,
         layer: Layer,
         callee: str,
-        body: _Piece | None,
-        tail: _Piece | None,
+        body: Piece | None,
+        tail: Piece | None,
     ) -> None:
         """Replace the nodes of a graph by calls."""
         for piece in (body, tail):
             if piece is not None:
-                self._extract(module, piece, graph)
+                extract(module, piece, graph)
         operand, old_outputs = layer[0].operands[0], graph.outputs
         origin, result = layer[-1].location, layer[-1].result
         for stale in graph.nodes:
@@ -264,9 +215,3 @@ def _layer(graph: Graph, node: Node) -> Layer:
         return (node,)
     shared = first.result.users() != [node] or any(o.value is first.result for o in graph.outputs)
     return (node,) if shared else (first, node)
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name

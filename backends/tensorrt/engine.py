@@ -80,6 +80,7 @@ class TrtEngine:
             self._artifact["engines"],
             Interface(self._artifact["entries"][name]),
             min_rows=int(self._artifact["min_rows"]),
+            slots=int(self._artifact.get("max_batch_size", 1)),
             given=given,
         )
 
@@ -132,12 +133,14 @@ def open_engine(
         runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
     kernels: list[Any] = []
+    opened: dict[str, Any] = {}  # graphs of equal layers have one plan
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
-        path = bundle.file(described["file"])
-        with uncollected():
-            engine = deserialize(library, runtime, path, errors)
-        plans[name] = Plan(library, engine, name, described, errors, kernels)
+        file = described["file"]
+        if file not in opened:
+            with uncollected():
+                opened[file] = deserialize(library, runtime, bundle.file(file), errors)
+        plans[name] = Plan(library, opened[file], name, described, errors, kernels)
     _report(progress, len(plans), artifact["engines"])
     state = DeviceState(cuda, plans, keep=(runtime, log, kernels))
     try:

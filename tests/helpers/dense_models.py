@@ -1,4 +1,4 @@
-"""Random models of the dense families, made and saved by transformers: names and keys are its own."""
+"""Random models of the dense families, made and saved by transformers, with its names and keys."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ MODELS: Mapping[str, Model] = {
     "mistral": Model("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": Model("Mistral", {"sliding_window": 7, "head_dim": 16}),
     "mistral-window-odd-heads": Model("Mistral", {"sliding_window": 5, "head_dim": 10}),
-    "ministral": Model(
-        "Ministral", {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING]}
-    ),
+    "ministral": Model("Ministral", {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen2": Model("Qwen2", {"use_sliding_window": False, "sliding_window": None}),
     "qwen2-tied-yarn": Model("Qwen2", {"tie_word_embeddings": True, **YARN}, dtype="float32"),
     "qwen2-window": Model(

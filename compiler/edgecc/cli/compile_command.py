@@ -14,7 +14,12 @@ from edgecc.cli.options import Command, common, components_option, spec_method_o
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.compile_options import ACTIVATION_CHOICES, QUANTIZATION_CHOICES, WEIGHTS_CHOICES
+from edgecc.compile_options import (
+    ACTIVATION_CHOICES,
+    LINEAR_FORM_CHOICES,
+    QUANTIZATION_CHOICES,
+    WEIGHTS_CHOICES,
+)
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -109,6 +114,14 @@ VLLM_KEYS = (
     "where the device can.",
 )
 @click.option(
+    "--linear-form",
+    type=click.Choice(LINEAR_FORM_CHOICES),
+    default="auto",
+    show_default=True,
+    help="How a CPU computes with NVFP4 linear layers: dense float32, or exact 8-bit codes, which "
+    "take a third of the memory and are slower for many rows.",
+)
+@click.option(
     "--lm-head",
     type=click.Choice(["auto", "share", "own", "copy"]),
     default="auto",
@@ -141,7 +154,7 @@ VLLM_KEYS = (
     default=1,
     show_default=True,
     metavar="N",
-    help="Sequences at a time.",
+    help="Most sequences at a time; each has caches of its own.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
 @click.option("--dump-ir", metavar="DIR", help="Write the IR before the first and after each pass.")
@@ -190,6 +203,7 @@ def command(console: Console, **flags: Any) -> int:
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         prefill_chunk=flags["prefill_chunk"],
+        max_batch_size=flags["max_batch_size"],
         spec_method=method,
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
@@ -197,6 +211,7 @@ def command(console: Console, **flags: Any) -> int:
         draft_quantization=draft_quantization,
         quantize_head=flags["quantize_head"],
         activations=flags["activations"],
+        linear_form=flags["linear_form"],
         pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )
@@ -385,8 +400,4 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
             "usage/dtype",
             f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
             help="leave out --dtype",
-        )
-    if flags["max_batch_size"] != 1:
-        raise UnsupportedError(
-            "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
         )

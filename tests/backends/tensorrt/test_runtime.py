@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from edgecc.backends.base import Role
 from edgecc.backends.runtime.sampling import Sampler, SamplingParams
+from edgecc.backends.tensorrt import engine as engine_module
 from edgecc.errors import (
     BackendError,
     BundleError,
@@ -23,9 +25,10 @@ from helpers.lowered_pairs import (
     Reference,
     draft_inputs,
     target_inputs,
+    write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import lowered
+from helpers.simulated_bundle import artifact_of, lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
@@ -103,6 +106,43 @@ def test_capacity_leaves_room_for_padding(make, module):
         target.run(target_inputs([1, 2], 63), [])
 
 
+# --- deep targets ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Twelve layers in five graphs; taps in the first and the last of them."""
+    sizes = {"layers": 12, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16}
+    return lowered(*write_pair(tmp_path_factory.mktemp("deep"), **sizes, intermediate=32))
+
+
+def test_a_deep_target_decodes_graph_by_graph(make, deep):
+    bundle = make(deep)
+    found = bundle.generator().generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert found.token_ids == greedy(deep, PROMPT, 8)
+    ran = {name for name, _ in bundle.simulation.enqueued}
+    assert {f"target.body.{i}" for i in range(5)} <= ran
+
+
+def test_a_plan_that_serves_two_graphs_is_opened_once(make, deep):
+    bundle = make(deep)
+    artifact = copy.deepcopy(bundle.artifact)
+    engines = artifact["engines"]
+    kind = engines["target.body.2"]
+    bodies = (n for n in engines if n.startswith("target.body"))
+    same = [n for n in bodies if engines[n]["outputs"] == kind["outputs"]]
+    assert "target.body.3" in same
+    for name in same:
+        engines[name] = copy.deepcopy(kind)
+    with patch(
+        "edgecc.backends.tensorrt.engine.deserialize", wraps=engine_module.deserialize
+    ) as opened:
+        bundle.open(artifact).close()
+    files = [call.args[2].name for call in opened.call_args_list]
+    assert sorted(files) == sorted({e["file"] for e in engines.values()})
+    assert len(files) == len(engines) - len(same) + 1
+
+
 # --- decoding -------------------------------------------------------------------------------------
 
 
@@ -136,6 +176,54 @@ def test_a_capture_that_fails(make, module):
     assert found.token_ids == greedy(module, PROMPT, 12)
     assert bundle.cuda.launched == 0
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
+
+
+@pytest.fixture(scope="module")
+def batched(checkpoints):
+    """The same pair, for three sequences at a time."""
+    return lowered(*checkpoints, max_batch_size=3)
+
+
+def test_engines_run_one_sequence_whatever_the_batch(module, batched):
+    alone, many = (artifact_of(m, "1")["engines"] for m in (module, batched))
+    assert alone == many
+
+
+def test_a_batch_has_the_texts_of_single_requests(make, batched):
+    """One call after the other, each in its slot: text, and what is accepted, are the same."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[3:12], PROMPT[5:9]]
+    with make(batched).generator() as generator:
+        options = [
+            {"max_new_tokens": 4 + 2 * i, "num_speculative_tokens": i} if i else {}
+            for i in range(len(prompts))
+        ]
+        options[0] = {"speculation": False, "max_new_tokens": 7}
+        wanted = [
+            {"token_ids": ids, "ignore_eos": True, **more}
+            for ids, more in zip(prompts, options, strict=True)
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+        with generator.batch() as batch:
+            assert batch.slots == 3
+
+
+def test_slots_have_memory_of_their_own(make, batched):
+    bundle = make(batched)
+    engine = bundle.open()
+    target = engine.entry("target")
+    assert (target.slots, target.batch_size) == (3, 1)
+    for slot, prompt in ((0, PROMPT[:4]), (2, PROMPT[4:9])):
+        target.run(target_inputs(prompt, 0), [Role.LOGITS], slot=slot)
+    held = []
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        held.append([bundle.cuda.device(value.slot(slot), nbytes).any() for slot in range(3)])
+    assert held == [[True, False, True]] * len(held)
+    with pytest.raises(RequestError, match="after which 0 are held"):
+        target.run(target_inputs(PROMPT[:4], 0), [Role.LOGITS], slot=3)
 
 
 def test_to_the_last_position(make, module):
