@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgecc.backends.base import Role
-from edgecc.backends.interface import CARRIED
 from edgecc.backends.runtime import Session
+from edgecc.backends.runtime.golden import NARROW, SAME_ARITHMETIC
+from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, replayed_logits
+from edgecc.backends.runtime.near_ties import compare_near_tokens
 from edgecc.backends.tensorrt.executable import TrtExecutable
 from edgecc.devices import get_device
 from edgecc.errors import BackendError, BundleError, RequestError
 from edgecc.memory_plan import plan_memory
 from helpers.checkpoints import write_draft
+from helpers.goldens import relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.lowered_pairs import PAIRS, Reference, draft_inputs, target_inputs
 from helpers.remembering import RememberingInterpreter
@@ -88,9 +91,7 @@ def greedy(module, prompt, count):
 
 
 def answer(generator, prompt=PROMPT, count=12, **arguments):
-    found = generator.generate(
-        token_ids=prompt, max_new_tokens=count, ignore_eos=True, **arguments
-    )
+    found = generator.generate(token_ids=prompt, max_new_tokens=count, ignore_eos=True, **arguments)
     return found.token_ids
 
 
@@ -407,11 +408,20 @@ def test_an_update_of_another_size(make):
 
 
 def test_networks_of_the_builder_write_the_text_of_plain_decoding(make, trt, module):
-    """What the builder gets, evaluated layer by layer, where rows are one triangular system."""
+    """What the builder gets, evaluated layer by layer, where rows are one triangular system.
+
+    Its float32 sums depend on the rows before them, so texts may part, but only at a near tie.
+    """
     bundle = make(interpreter=NetworkInterpreter(trt, module, DEVICE))
     with bundle.generator() as generator:
         plain = answer(generator, count=8, speculation=False)
-        assert answer(generator, count=8) == plain == greedy(module, PROMPT, 8)
+        same_text(generator, PROMPT, plain, greedy(module, PROMPT, 8))
+        same_text(generator, PROMPT, answer(generator, count=8), plain)
+
+
+def same_text(generator, prompt, found, plain):
+    check = compare_near_tokens("text", generator, prompt, found, plain, SAME_ARITHMETIC.values)
+    assert check.passed, check
 
 
 @pytest.mark.slow
@@ -423,9 +433,20 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, trt, tmp_path,
     network = NetworkInterpreter(trt, pair, DEVICE) if evaluated == "networks" else None
     edgecc.compile(*REAL, out=tmp_path / "cpu", max_model_len=96, prefill_chunk=16)
     prompt = [(7919 * i) % 4000 for i in range(1, 20)]
-    with make(pair, interpreter=network).generator() as generator:
+    with (
+        make(pair, interpreter=network).generator() as generator,
+        edgecc.load(tmp_path / "cpu") as cpu,
+    ):
         plain = answer(generator, prompt, 24, speculation=False)
         for wanted in range(1, 8) if network is None else (3, 7):
-            assert answer(generator, prompt, 24, num_speculative_tokens=wanted) == plain
-    with edgecc.load(tmp_path / "cpu") as cpu:
-        assert answer(cpu, prompt, 24)[:8] == plain[:8]
+            found = answer(generator, prompt, 24, num_speculative_tokens=wanted)
+            same_text(generator, prompt, found, plain)
+            assert network or found == plain
+        same_text(generator, prompt, answer(cpu, prompt, 24), plain)
+        targets = [e.engine.entry("target") for e in (generator, cpu)]
+        ids, anchor = np.array(prompt), np.array(plain[:1])
+        for logits in (next_logits, replayed_logits):
+            for target in targets:
+                target.run(prompt_inputs(target, ids[:16]), [])
+            gpu_row, cpu_row = (logits(target, ids[:16], anchor).copy() for target in targets)
+            assert relative(gpu_row, cpu_row) <= NARROW.values
