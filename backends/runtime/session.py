@@ -29,6 +29,8 @@ import numpy as np
 
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
 from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
+from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
 T = TypeVar("T")
@@ -46,6 +48,9 @@ class Session:
         draft: The draft's entry, when there is one.
         prefill_chunk: Most rows of one target call.
         rounds: Greedy rounds on the device, if the engine has them.
+        proposer: How the draft is called.
+        vision: The vision tower's entry, where the target reads images.
+        feature_size: Values of the feature of an image's token.
     """
 
     def __init__(
@@ -55,18 +60,26 @@ class Session:
         *,
         prefill_chunk: int,
         rounds: GreedyRounds | None = None,
+        proposer: Proposer = PROPOSERS["dspark"],
+        vision: Executable | None = None,
+        feature_size: int = 0,
     ) -> None:
         self._rounds = rounds
         self._target = target
         self._draft = draft
+        self._proposer = proposer
         self._entries = {Entry.TARGET: target}
         if draft is not None:
             self._entries[Entry.DRAFT] = draft
+        if vision is not None:
+            self._entries[Entry.VISION] = vision
+        self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
         self.target_seconds = 0.0
-        """Time spent in target calls, and in rounds on the device, since this object was made."""
+        """Time spent in target calls, in rounds on the device, and in the vision tower, since this
+        object was made."""
         self.draft_seconds = 0.0
         """Time spent in draft calls since this object was made, in seconds."""
         self.reset()
@@ -82,6 +95,8 @@ class Session:
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._prompt: ImagePrompt | None = None
+        self._images = self._no_images
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -132,7 +147,13 @@ class Session:
         """Make the calls of a coroutine of this sequence as they come, and give its result."""
         return drive(steps, self._entries)
 
-    def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> Steps[FloatArray]:
+    def prefill(
+        self,
+        token_ids: Sequence[int] | IntArray,
+        *,
+        features: bool,
+        images: PromptImages | None = None,
+    ) -> Steps[FloatArray]:
         """Run a whole prompt through the target, in chunks.
 
         Args:
@@ -140,6 +161,7 @@ class Session:
             features: Also give the draft what it needs to know about the prompt. Each chunk's
                 features go into the draft caches before the next chunk runs; those of the last
                 chunk stay pending for the first `propose`.
+            images: What is in the prompt besides text, for a target that reads images.
 
         Returns:
             Logits of the last row, f32 `[V]`, valid until the next call.
@@ -148,16 +170,31 @@ class Session:
             raise _misuse("prefill needs a fresh session and a prompt")
         ids = np.asarray(token_ids, dtype=np.int64)
         self._tokens = ids.tolist()
+        yield from self._look(ids, images)
         last = (len(ids) - 1) // self._chunk * self._chunk
         for first in range(0, last, self._chunk):
             chunk = ids[first : first + self._chunk]
-            yield from self._run_target(chunk, None, features, final=True)
+            yield from self._run_target(chunk, None, features, final=True, alone=True)
             self._keep(self._chunk)
         rows = self._row_numbers[len(ids) - last - 1 : len(ids) - last]
-        logits = yield from self._run_target(ids[last:], rows, features, final=True)
+        logits = yield from self._run_target(ids[last:], rows, features, final=True, alone=True)
         self._keep(len(ids) - last)
         last_row: FloatArray = logits[0]
         return last_row
+
+    def _look(self, ids: IntArray, images: PromptImages | None) -> Steps[None]:
+        """Let the tower see the images; from now on each target call is told its positions."""
+        if Entry.VISION not in self._entries:
+            if images is not None:
+                raise _misuse("there is no vision tower")
+            return
+        self._prompt = images.prompt if images is not None else ImagePrompt.of_text(ids)
+        found = [self._no_images]
+        for picture in images.pictures if images is not None else ():
+            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,), alone=True)
+            self.target_seconds += reply.seconds
+            found.append(reply.results[Role.IMAGE_FEATURES][0].copy())
+        self._images = np.concatenate(found)
 
     def push(self, token: int) -> None:
         """Commit the token chosen after `prefill`: it becomes the anchor."""
@@ -213,9 +250,9 @@ class Session:
             raise _misuse("the draft lacks the features of some committed positions")
         begin = perf_counter()
         rows = self._pending if features else 0
-        made = self._rounds.run(
-            self._tokens[-1], self._start, rows, self._draft_length, self._replay
-        )
+        following = np.array(self._tokens[-max(rows, 1) :], dtype=np.int64)
+        length = self._draft_length
+        made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
         self._replay, self._logged = 0, features
         proposals = made.proposals[:most].tolist()
@@ -251,7 +288,13 @@ class Session:
             self._pending, self._collects = rows, False
 
     def _run_target(
-        self, ids: IntArray, rows: IntArray | None, features: bool, *, final: bool
+        self,
+        ids: IntArray,
+        rows: IntArray | None,
+        features: bool,
+        *,
+        final: bool,
+        alone: bool = False,
     ) -> Steps[FloatArray]:
         """One target call after row `start`; its features are left in `_tap`.
 
@@ -260,6 +303,7 @@ class Session:
             rows: Which of them need logits.
             features: Whether the draft wants their features.
             final: Whether all of them stay, whatever comes out.
+            alone: See `Call`.
 
         Returns:
             Logits of `rows`, f32 `[r, V]`; nothing of use when `rows` is None.
@@ -280,7 +324,10 @@ class Session:
         if self._target.log_rows:
             inputs[Role.REPLAY_LENGTH] = np.array([self._replay], dtype=np.int64)
             inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
-        reply = yield Call(Entry.TARGET, inputs, _TARGET_OUTPUTS[rows is not None, features])
+        if self._prompt is not None:
+            inputs |= self._prompt.inputs_from(self._start, len(ids), self._images)
+        outputs = _TARGET_OUTPUTS[rows is not None, features]
+        reply = yield Call(Entry.TARGET, inputs, outputs, alone)
         self.target_seconds += reply.seconds
         self._replay, self._logged = 0, not final
         if features:
@@ -298,10 +345,10 @@ class Session:
             raise _misuse("the draft lacks the features of some committed positions")
         inputs: dict[Role, Array] = {
             Role.FEATURES: self._tap(self._pending),
-            Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
+            self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
-        reply = yield Call(Entry.DRAFT, inputs, outputs)
+        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0

@@ -80,6 +80,7 @@ class TrtEngine:
             self._artifact["engines"],
             Interface(self._artifact["entries"][name]),
             min_rows=int(self._artifact["min_rows"]),
+            slots=int(self._artifact.get("max_batch_size", 1)),
             given=given,
         )
 
@@ -120,6 +121,7 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_engines(artifact)
+    _check_driven(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
@@ -131,12 +133,14 @@ def open_engine(
         runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
     kernels: list[Any] = []
+    opened: dict[str, Any] = {}  # graphs of equal layers have one plan
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
-        path = bundle.file(described["file"])
-        with uncollected():
-            engine = deserialize(library, runtime, path, errors)
-        plans[name] = Plan(library, engine, name, described, errors, kernels)
+        file = described["file"]
+        if file not in opened:
+            with uncollected():
+                opened[file] = deserialize(library, runtime, bundle.file(file), errors)
+        plans[name] = Plan(library, opened[file], name, described, errors, kernels)
     _report(progress, len(plans), artifact["engines"])
     state = DeviceState(cuda, plans, keep=(runtime, log, kernels))
     try:
@@ -145,6 +149,20 @@ def open_engine(
     except BaseException:
         state.close()
         raise
+
+
+def _check_driven(artifact: Mapping[str, Any]) -> None:
+    """Nothing here passes images and their positions.
+
+    Raises:
+        UnsupportedError: The target reads images.
+    """
+    if "vision" in artifact["entries"]:
+        raise UnsupportedError(
+            "tensorrt/images",
+            "the runtime does not drive targets that read images on a GPU yet",
+            help="compile with --components text for text alone, or for --device cpu",
+        )
 
 
 def _weights(bundle: BundleFiles, artifact: Mapping[str, Any]) -> BoundWeights:

@@ -37,10 +37,11 @@ def facts(rounds: list[Round]) -> list[tuple[object, ...]]:
     st.sets(st.integers(0, NUM_TOKENS - 1), max_size=3),
     st.integers(8, 12),
     st.booleans(),
+    st.sampled_from(["dspark", "eagle3"]),
     st.sampled_from([0, 8]),
 )
 def test_rounds_on_the_device_do_what_two_calls_do(
-    prompt, count, plan, wanted, stops, chunk, junk, log_rows
+    prompt, count, plan, wanted, stops, chunk, junk, method, log_rows
 ):
     """Token for token and round for round, wherever the draft errs, stops or ends.
 
@@ -54,6 +55,7 @@ def test_rounds_on_the_device_do_what_two_calls_do(
             capacity=capacity,
             max_model_len=64,
             junk=junk,
+            method=method,
             log_rows=log_rows,
         )
 

@@ -33,11 +33,18 @@ class SessionMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        chunk=st.integers(1, 9), proposals=st.integers(1, 7), log_rows=st.sampled_from([0, 1, 4, 8])
+        chunk=st.integers(1, 9),
+        proposals=st.integers(1, 7),
+        log_rows=st.sampled_from([0, 1, 4, 8]),
+        method=st.sampled_from(["dspark", "mtp"]),
     )
-    def make(self, chunk: int, proposals: int, log_rows: int) -> None:
+    def make(self, chunk: int, proposals: int, log_rows: int, method: str) -> None:
         self.pair = make_pair(
-            prefill_chunk=chunk, proposals=proposals, plan=[2, 0, 7], log_rows=log_rows
+            prefill_chunk=chunk,
+            proposals=proposals,
+            plan=[2, 0, 7],
+            log_rows=log_rows,
+            method=method,
         )
         self.most_open = min(chunk, log_rows or chunk)
         self.session = self.pair.session
