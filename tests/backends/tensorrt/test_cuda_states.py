@@ -145,7 +145,7 @@ def test_rounds_and_their_graphs(parts, length) -> None:
         before = 0
         for start in range(length):
             token = 100 * sequence + start + 1
-            found = parts.rounds.run(token, start, 0, 0, replay=start % ROWS)
+            found = parts.rounds.run(np.array([token]), start, 0, 0, replay=start % ROWS)
             assert found.chosen.tolist() == [token, before, start % ROWS, 1]
             before = token
     works = parts.rounds._works
@@ -157,7 +157,7 @@ def test_calls_and_rounds_in_turn(parts) -> None:
     before = 0
     for start, token in enumerate(range(11, 31)):
         if start % 3:
-            found = parts.rounds.run(token, start, 0, 0).chosen.tolist()
+            found = parts.rounds.run(np.array([token]), start, 0, 0).chosen.tolist()
         else:
             found = call(parts, token, start, 0, 1)
         assert found[:2] == [token, before]

@@ -275,7 +275,7 @@ def test_rounds_do_what_calls_do(make, module):
     engine.entry("target").run(call(PROMPT[:16], 0, 0, 16), [Role.HIDDEN_TAP])
     start, length, replay = 16, 0, 0
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0), (6, 1), (9, 0)):
-        found = engine.rounds.run(anchor, start, len(taps), length, replay)
+        found = engine.rounds.run(np.array([anchor]), start, len(taps), length, replay)
         proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
         want = target.run(call([anchor, *proposals], start, replay, 0))
@@ -284,7 +284,7 @@ def test_rounds_do_what_calls_do(make, module):
         start += replay
         taps = want[Role.HIDDEN_TAP][0, :replay]
     for anchor in (7, 2, 9):
-        found = engine.rounds.run(anchor, start, 0, length, replay)
+        found = engine.rounds.run(np.array([anchor]), start, 0, length, replay)
         want = target.run(call([anchor], start, replay, 1))
         assert found.chosen[0] == want[Role.CHOSEN_TOKENS][0, 0]
         start, replay = start + 1, 0
@@ -292,9 +292,9 @@ def test_rounds_do_what_calls_do(make, module):
 
 def test_a_round_can_begin_a_sequence(make):
     engine = make().open()
-    first = [engine.rounds.run(token, start, 0, 0).chosen[0] for start, token in enumerate(PROMPT)]
-    again = [engine.rounds.run(token, start, 0, 0).chosen[0] for start, token in enumerate(PROMPT)]
-    assert first == again
+    steps = [(np.array([token]), start, 0, 0) for start, token in enumerate(PROMPT)]
+    first = [engine.rounds.run(*step).chosen[0] for step in steps]
+    assert [engine.rounds.run(*step).chosen[0] for step in steps] == first
 
 
 def test_two_graphs_for_a_number_of_features(make):
@@ -303,12 +303,12 @@ def test_two_graphs_for_a_number_of_features(make):
     engine = bundle.open()
     engine.entry("target").run(call(PROMPT[:5], 0, 0, 5), [Role.HIDDEN_TAP])
     start, length, replay = 5, 0, 0
-    engine.rounds.run(1, start, 5, length, replay)
+    engine.rounds.run(np.array([1]), start, 5, length, replay)
     for step in range(6):
         length, start, replay = start, start + 2, 2
         waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
         launched = bundle.cuda.launched
-        engine.rounds.run(step, start, 2, length, replay)
+        engine.rounds.run(np.array([step]), start, 2, length, replay)
         assert bundle.cuda.launched - launched == (1 if step > 1 else 0)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 40
@@ -348,8 +348,8 @@ def test_an_engine_does_not_write_what_it_reads(make):
     """The simulation notices a runtime that binds a state in place."""
     target = make().open().entry("target")
 
-    def in_place(self, value):
-        return self.values[self.interface.updates.get(value, value)]
+    def in_place(self, value, slot):
+        return self.values[self.interface.updates.get(value, value)].slot(slot)
 
     with (
         patch.object(TrtExecutable, "_place", in_place),
