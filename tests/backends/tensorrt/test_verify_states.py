@@ -1,4 +1,4 @@
-"""`edgecc verify` of a target with states on a simulated GPU: it notices what goes wrong."""
+"""`edgecc verify` of a target with states on a simulated GPU: what goes wrong is noticed."""
 
 from __future__ import annotations
 
