@@ -47,9 +47,28 @@ FloatArray: TypeAlias = NDArray[np.float32]
 class Executable(Protocol):
     """One entry, ready to run.
 
-    It owns what lives between calls, which is allocated and bound once: caches, states, logs of
-    states. A call with CACHE_LENGTH 0 begins a sequence: its states start from zero.
+    It owns what lives between calls: caches, states, logs of states. It has them once for each of
+    its *slots*, each of which holds one sequence. A call works on neighbouring slots, one for each
+    of its sequences, and leaves the others alone. A sequence with CACHE_LENGTH 0 begins: its states
+    start from zero.
+
+    All sequences of a call have the same number of rows. One that has fewer is padded at the end:
+    its own results do not depend on what the padding is, which must be valid ids, and what padding
+    writes lies behind the valid rows, where the next call overwrites it. So a slot without a
+    sequence can take part, with CACHE_LENGTH 0, and one with a sequence as well, if there is room
+    for the rows and nothing to replay. Rows of a block draft's FEATURES cannot be padded: the block
+    follows the last of them.
     """
+
+    @property
+    def slots(self) -> int:
+        """Sequences it holds."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Most sequences of one call."""
+        ...
 
     @property
     def capacity(self) -> int:
@@ -64,7 +83,9 @@ class Executable(Protocol):
         """
         ...
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """Run the entry once; caches are updated in place.
 
         Args:
@@ -72,6 +93,7 @@ class Executable(Protocol):
                 of `Role`.
             outputs: Roles wanted. Work that only other outputs need is skipped; an empty sequence
                 still updates what the entry owns.
+            slot: Where the first sequence of the call is held; the others follow.
 
         Returns:
             The wanted outputs. The arrays may be reused by the next call: copy what must live on.

@@ -18,6 +18,9 @@ from edgecc.frontends.module_weights import ModuleWeights
 
 _LAYER = re.compile(r"(?:model\.)?layers\.(0|[1-9]\d*)\.")
 _BIAS = re.compile(r"(?:model\.)?layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.bias")
+_PROJECTION = re.compile(
+    r"(?:model\.)?layers\.(\d+)\.((?:self_attn|mlp)\.[a-z]+_proj)\.(weight|bias)(?:_packed)?"
+)
 _OTHER_REVISION = (
     "config and weights are of different models or revisions: fetch both again, or export again"
 )
@@ -79,7 +82,18 @@ def check_layers(
 
 
 def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConfig) -> None:
-    """Note where the config's bias flags and the stored biases disagree; the stored ones count."""
+    """Note where the config's bias flags and the stored biases disagree; the stored ones count.
+
+    Args:
+        checkpoint: Whose biases; takes the findings.
+        names: Names of its tensors.
+        config: Hyperparameters.
+
+    Raises:
+        InputError: Only some layers have a bias that others lack.
+    """
+    names = list(names)
+    _check_biases(checkpoint, names)
     stored = {m[1] for name in names if (m := _BIAS.fullmatch(name))}
     for part, key, declared in (
         ("self_attn", "attention_bias", config.attention_bias),
@@ -95,6 +109,23 @@ def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConf
                     help="check that config and weights belong together",
                     severity=Severity.WARNING,
                 )
+            )
+
+
+def _check_biases(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """A bias is one of all layers with that projection, or of none."""
+    layers: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_PROJECTION.fullmatch, names)):
+        layers.setdefault((match[2], match[3]), set()).add(int(match[1]))
+    for (module, kind), having in layers.items():
+        lacking = sorted(layers.get((module, "weight"), set()) - having)
+        if kind == "bias" and lacking:
+            raise InputError(
+                "checkpoint/missing-bias",
+                f"{module}.bias is stored for layers {_ranges(sorted(having))}, but not for "
+                f"{_ranges(lacking)}",
+                where=f"{checkpoint.role}: layers.{lacking[0]}.{module}.bias",
+                help=_OTHER_REVISION,
             )
 
 

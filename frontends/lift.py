@@ -19,6 +19,7 @@ from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_FILES, MTP_TENSORS
 from edgecc.frontends.options import (
     DEFAULT_INPUT_LEN,
     DEFAULT_MODEL_LEN,
+    MAX_BATCH_SIZE,
     LiftOptions,
 )
 from edgecc.frontends.quantization import read_quantization
@@ -99,7 +100,7 @@ def lift(
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
         "prefill_chunk": options.prefill_chunk,
-        "max_batch_size": 1,
+        "max_batch_size": options.max_batch_size,
     }
     return module
 
@@ -247,7 +248,12 @@ def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
             where=draft.rows_from,
             help=f"compile with --prefill-chunk {draft.rows + 1} or more",
         )
-    module.symbols["b"] = SymbolRange(1, 1)
+    if not 1 <= options.max_batch_size <= MAX_BATCH_SIZE:
+        raise UsageError(
+            "usage/max-batch-size",
+            f"--max-batch-size {options.max_batch_size} is not from 1 to {MAX_BATCH_SIZE}",
+        )
+    module.symbols["b"] = SymbolRange(1, options.max_batch_size)
     module.symbols["t"] = SymbolRange(1, most)
     module.symbols["r"] = SymbolRange(1, most)
     if draft is not None:

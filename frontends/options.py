@@ -22,6 +22,7 @@ class LiftOptions:
         prefill_chunk: Most new tokens in one call of the target.
         spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
+        max_batch_size: Most sequences at a time.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
             fit behind the last position.
         components: `text` builds the language model of a multimodal target; `all` also its vision
@@ -34,9 +35,13 @@ class LiftOptions:
     prefill_chunk: int = 128
     spec_method: str = "auto"
     num_speculative_tokens: int | None = None
+    max_batch_size: int = 1
     pads_rounds: bool = False
     components: str = "text"
 
+
+MAX_BATCH_SIZE = 64
+"""More sequences than a bundle can be compiled for: models grow with the number."""
 
 DEFAULT_MODEL_LEN = 8192
 DEFAULT_INPUT_LEN = 4096

@@ -1,9 +1,9 @@
 """Shared by `fuse-qkv` and `fuse-gate-up`: several linear layers of one input become one.
 
 Rows of a linear weight are independent, so stacking the weights and splitting the result is exact.
-Biases are stacked in the same order. It is only done where the encodings allow it exactly as well: one encoding, and per-weight scalars
-(the NVFP4 global scale) equal bit for bit. A weight that is read elsewhere too stays alone, because
-stacking would store it twice.
+Biases are stacked in the same order. It is only done where the encodings allow it exactly as well:
+one encoding, and per-weight scalars (the NVFP4 global scale) equal bit for bit. A weight that is
+read elsewhere too stays alone, because stacking would store it twice.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from edgecc.backends.onnx.emitter import CONTRIB, Emitter, lowers
+from edgecc.backends.onnx.slots import attend_by_slot
 from edgecc.devices import Dialect
 from edgecc.ir.core import Node
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
@@ -71,27 +74,40 @@ def cached_attention(e: Emitter, node: Node) -> None:
         lambda: e.op("Cast", [e.op("ReduceMax", [length], keepdims=0)[0]], to=TensorProto.INT32)[0],
     )
     tables = [e.weight(w) for w in node.weights]
-    inputs = [query, e.name(k), e.name(v), e.name(k_cache), e.name(v_cache), seqlens, total32]
-    outputs = [e.name(r) for r in node.results]
+    result = e.name(node.results[0])
     if padded:
-        outputs[0] = f"{outputs[0]}/all_rows"
-    e.op(
-        "GroupQueryAttention",
-        [*inputs, *tables],
-        outputs,
-        domain=CONTRIB,
-        num_heads=attrs.heads,
-        kv_num_heads=attrs.kv_heads,
-        scale=attrs.scale,
-        do_rotary=1 if tables else 0,
-        **({} if attrs.causal else {"causal": 0}),
-        **({} if attrs.window is None else {"local_window_size": attrs.window}),
-    )
+        result = f"{result}/all_rows"
+
+    def kernel(
+        rows: Sequence[str],
+        caches: Sequence[str],
+        lengths: tuple[str, str],
+        outputs: Sequence[str],
+    ) -> None:
+        e.op(
+            "GroupQueryAttention",
+            [*rows, *caches, *lengths, *tables],
+            outputs,
+            domain=CONTRIB,
+            num_heads=attrs.heads,
+            kv_num_heads=attrs.kv_heads,
+            scale=attrs.scale,
+            do_rotary=1 if tables else 0,
+            **({} if attrs.causal else {"causal": 0}),
+            **({} if attrs.window is None else {"local_window_size": attrs.window}),
+        )
+
+    new = [query, e.name(k), e.name(v)]
+    if e.slots > 1:
+        attend_by_slot(e, node, new, (seqlens, total32), result, kernel)
+    else:
+        updated = [e.name(r) for r in node.results[1:]]
+        kernel(new, [e.name(k_cache), e.name(v_cache)], (seqlens, total32), [result, *updated])
     if padded:
         rows = e.size(q, 1)
         start_row = e.once(("neg", rows), lambda: e.op("Neg", [rows])[0])
         end = e.ints(np.iinfo(np.int64).max)
-        e.op("Slice", [outputs[0], start_row, end, e.ints(1)], [e.name(node.results[0])])
+        e.op("Slice", [result, start_row, end, e.ints(1)], [e.name(node.results[0])])
 
 
 def _pad_front(e: Emitter, node: Node) -> str:

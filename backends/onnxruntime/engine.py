@@ -79,6 +79,7 @@ class OrtEngine:
                 self._artifact["programs"][name],
                 Interface(entry),
                 min_rows=int(self._artifact["min_rows"]),
+                slots=int(self._artifact.get("max_batch_size", 1)),
             )
         return self._entries[name]
 

@@ -35,11 +35,14 @@ class Call:
         inputs: As for `Executable.run`, with b = 1. They are read while the call is made, not
             later.
         outputs: Roles wanted.
+        alone: It is not to be made together with calls of other sequences. The others want the
+            logits of all their rows, in order.
     """
 
     entry: Entry
     inputs: Mapping[Role, Array]
     outputs: tuple[Role, ...]
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

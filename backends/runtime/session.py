@@ -174,10 +174,10 @@ class Session:
         last = (len(ids) - 1) // self._chunk * self._chunk
         for first in range(0, last, self._chunk):
             chunk = ids[first : first + self._chunk]
-            yield from self._run_target(chunk, None, features, final=True)
+            yield from self._run_target(chunk, None, features, final=True, alone=True)
             self._keep(self._chunk)
         rows = self._row_numbers[len(ids) - last - 1 : len(ids) - last]
-        logits = yield from self._run_target(ids[last:], rows, features, final=True)
+        logits = yield from self._run_target(ids[last:], rows, features, final=True, alone=True)
         self._keep(len(ids) - last)
         last_row: FloatArray = logits[0]
         return last_row
@@ -191,7 +191,7 @@ class Session:
         self._prompt = images.prompt if images is not None else ImagePrompt.of_text(ids)
         found = [self._no_images]
         for picture in images.pictures if images is not None else ():
-            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,))
+            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,), alone=True)
             self.target_seconds += reply.seconds
             found.append(reply.results[Role.IMAGE_FEATURES][0].copy())
         self._images = np.concatenate(found)
@@ -288,7 +288,13 @@ class Session:
             self._pending, self._collects = rows, False
 
     def _run_target(
-        self, ids: IntArray, rows: IntArray | None, features: bool, *, final: bool
+        self,
+        ids: IntArray,
+        rows: IntArray | None,
+        features: bool,
+        *,
+        final: bool,
+        alone: bool = False,
     ) -> Steps[FloatArray]:
         """One target call after row `start`; its features are left in `_tap`.
 
@@ -297,6 +303,7 @@ class Session:
             rows: Which of them need logits.
             features: Whether the draft wants their features.
             final: Whether all of them stay, whatever comes out.
+            alone: See `Call`.
 
         Returns:
             Logits of `rows`, f32 `[r, V]`; nothing of use when `rows` is None.
@@ -319,7 +326,8 @@ class Session:
             inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
         if self._prompt is not None:
             inputs |= self._prompt.inputs_from(self._start, len(ids), self._images)
-        reply = yield Call(Entry.TARGET, inputs, _TARGET_OUTPUTS[rows is not None, features])
+        outputs = _TARGET_OUTPUTS[rows is not None, features]
+        reply = yield Call(Entry.TARGET, inputs, outputs, alone)
         self.target_seconds += reply.seconds
         self._replay, self._logged = 0, not final
         if features:
@@ -340,7 +348,7 @@ class Session:
             self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
-        reply = yield Call(Entry.DRAFT, inputs, outputs)
+        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0

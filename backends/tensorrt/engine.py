@@ -80,6 +80,7 @@ class TrtEngine:
             self._artifact["engines"],
             Interface(self._artifact["entries"][name]),
             min_rows=int(self._artifact["min_rows"]),
+            slots=int(self._artifact.get("max_batch_size", 1)),
             given=given,
         )
 

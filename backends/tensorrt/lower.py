@@ -9,7 +9,7 @@ from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.cache import CacheKey
-from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.onnx.emitter import output_names, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.storage import storage_errors
 from edgecc.backends.stored_weights import WEIGHT_FILE, places, tensor_name
@@ -135,6 +135,7 @@ def lower(
         "compute_type": device.compute_type,
         "activations": _activations(module),
         "min_rows": verify_rows(module),
+        "max_batch_size": sequences(module),
         "weights": weights.policy.value,
         "weight_file": WEIGHT_FILE if file else None,
         "engines": made,

@@ -18,7 +18,6 @@ from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
 from edgecc.passes.quantize_activations import QuantizeActivations
-from edgecc.roles import Role
 from edgecc.text_side import check_tokenizer
 
 RUNTIME_METHODS = tuple(PROPOSERS)
@@ -193,15 +192,13 @@ def _check_method(module: Module, options: CompileOptions) -> None:
             help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
             f"compile for {runs_here[0]} takes drafts of method {', '.join(RUNTIME_METHODS)}",
         )
-    states = bool(module.graphs["target"].by_role(Role.STATE))
     reasons = [
         *([] if driven else [f"method {method}"]),
-        *(["recurrent states"] if states and not runs_here else []),
         *(["images"] if "vision" in module.graphs and not runs_here else []),
     ]
     if reasons:
         module.decisions.append(
-            f"engines only: the runtime does not drive {', '.join(reasons)} yet"
+            f"engines only: the runtime does not drive {' and '.join(reasons)} yet"
         )
 
 

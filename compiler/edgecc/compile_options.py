@@ -33,6 +33,7 @@ class CompileOptions:
             with the target's own multi-token-prediction block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         prefill_chunk: Most rows per call of the target.
+        max_batch_size: Most sequences at a time.
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
             a head of its own; `copy` binds to a copy (to measure what sharing saves).
         linear_form: How quantized linear layers run, see `lower-encodings`.
@@ -58,6 +59,7 @@ class CompileOptions:
     spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     prefill_chunk: int = 128
+    max_batch_size: int = 1
     lm_head: str = "auto"
     linear_form: str = "auto"
     quantization: str = "auto"
@@ -80,9 +82,10 @@ class CompileOptions:
         _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
         _choice("activations", self.activations, ACTIVATION_CHOICES)
         self._check_quantization()
-        for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
+        optional = ("max_model_len", "max_input_len", "num_speculative_tokens")
+        for name in (*optional, "prefill_chunk", "max_batch_size"):
             value = getattr(self, name)
-            unset = value is None and name != "prefill_chunk"
+            unset = value is None and name in optional
             if not unset and (type(value) is not int or value < 1):
                 raise UsageError(
                     "usage/not-positive", f"{name} must be a positive number, not {value!r}"

@@ -42,6 +42,7 @@ def lift(
     max_model_len: int | None = None,
     spec_method: str = "auto",
     num_speculative_tokens: int | None = None,
+    max_batch_size: int = 1,
     components: str = "text",
 ) -> Module:
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
@@ -49,6 +50,7 @@ def lift(
         max_model_len=max_model_len,
         spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        max_batch_size=max_batch_size,
         components=components,
     )
     return lift_checkpoints(target, draft, options)
@@ -177,6 +179,7 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
             prefill_chunk=options.prefill_chunk,
             spec_method=options.spec_method,
             num_speculative_tokens=options.num_speculative_tokens,
+            max_batch_size=options.max_batch_size,
             pads_rounds=any(d.pads_rounds for d in options.devices),
             components=options.components,
         ),

@@ -25,7 +25,7 @@ from edgecc.roles import Role
 SUFFIX = ".eir"
 """What the name of a file of IR text ends with."""
 
-FIXED = ("max_model_len", "max_input_len", "prefill_chunk")
+FIXED = ("max_model_len", "max_input_len", "prefill_chunk", "max_batch_size")
 """Options that are sizes of a lifted module, by their names in its `limits`."""
 
 
@@ -207,13 +207,14 @@ def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
     steps = draft.get("num_speculative_tokens")
-    length, prompt, chunk = (int(str(limits[name])) for name in FIXED)
+    length, prompt, chunk, batch = (int(str(limits[name])) for name in FIXED)
     return LiftOptions(
         max_model_len=length,
         max_input_len=prompt,
         prefill_chunk=chunk,
         spec_method=OWN_BLOCK if _method(module) == OWN_BLOCK else "auto",
         num_speculative_tokens=steps if isinstance(steps, int) else None,
+        max_batch_size=batch,
         pads_rounds=_pads_rounds(module, length),
         components="all" if "vision" in module.graphs else "text",
     )

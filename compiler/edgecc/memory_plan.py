@@ -48,7 +48,8 @@ class PartMemory:
         weights: Its weights as they are computed with, of which
         mapped: are pages of the bundle's files, which the system gives up when memory is short.
         caches: Keys and values.
-        states: Recurrent states, and the log they are replayed from.
+        states: Recurrent states, and the log they are replayed from; on a GPU, where engines do
+            not update them in place, twice.
         prefill: Activations while a prompt is read.
         verify: Activations while proposals are made or verified.
     """
@@ -164,15 +165,17 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
     batch, rows = int(str(limits.get("max_batch_size", 1))), verify_rows(module)
     chunk = module.symbols["t"].high if "t" in module.symbols else None
     chunk = rows if chunk is None else chunk
-    prefill = _sizes(module, batch, chunk, 1)
-    verify = _sizes(module, batch, rows, rows)
+    # A prompt is read alone; only models of ONNX Runtime verify several sequences in one call.
+    prefill = _sizes(module, 1, chunk, 1)
+    verify = _sizes(module, batch if device.dialect is not None else 1, rows, rows)
     towers = {e.name for e in module.entries() if e.by_role(Role.PIXEL_VALUES)}
     figures = {
         "prefill": _activations(module, device, prefill),
         "verify": _activations(module, device, verify, without=towers),
     }
+    places = 2 if device.library else 1
     parts = tuple(
-        _part(module, name, graphs, verify, weights, figures)
+        _part(module, name, graphs, {**verify, "b": batch}, weights, figures, places)
         for name, graphs in _parts(module).items()
     )
     length = int(str(limits.get("max_model_len", 0)))
@@ -214,7 +217,9 @@ def _part(
     sizes: Sizes,
     weights: Mapping[str, WeightBytes],
     figures: Mapping[str, Mapping[str, int]],
+    places: int,
 ) -> PartMemory:
+    """The figures of one part; states have so many places."""
     graphs = list(graphs)
     held = [weights[g.name] for g in graphs if g.name in weights]
     kept = [i for g in graphs if g in module.entries() for i in g.inputs if i.role in _KEPT]
@@ -224,7 +229,7 @@ def _part(
         weights=sum(w.resident for w in held),
         mapped=sum(w.mapped for w in held),
         caches=sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _CACHES),
-        states=sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _STATES),
+        states=places * sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _STATES),
         prefill=sum(figures["prefill"].get(g.name, 0) for g in graphs),
         verify=sum(figures["verify"].get(g.name, 0) for g in graphs),
     )

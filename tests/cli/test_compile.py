@@ -293,7 +293,7 @@ class TestRefused:
             (["--quantization", "fp8"], 2, "usage/nothing-to-quantize"),
             (["--quantize-head"], 2, "usage/quantize-head"),
             (["--quantize", "fp8", "--pass-pipeline", "dce"], 2, "usage/contradiction"),
-            (["--max-batch-size", "4"], 4, "usage/batch"),
+            (["--max-batch-size", "65"], 2, "usage/max-batch-size"),
             (["--spec-method", "eagle3"], 2, "usage/spec-method"),
             (["--tensor-parallel-size", "2"], 2, "usage"),
             (["--trust-remote-code"], 2, "usage"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ pytest.importorskip("transformers")
 TOLERANCE = 1e-4
 """Relative; transformers computes in float32."""
 
-COMPILED = ("llama-biases", "mistral-window", "mistral-window-odd-heads", "qwen2-window")
-"""Models that are compiled in every run of the tests, the others in slow ones."""
+INTERPRETED = (
+    *("llama3-scaling", "llama-biases", "llama-dynamic", "mistral-window-odd-heads", "ministral"),
+    *("mistral3", "qwen2-tied-yarn", "qwen2-window", "qwen2-vl", "qwen3-window"),
+)
+COMPILED = (("llama-biases", "cpu"), ("mistral-window", "cpu"), ("qwen2-window", "onnx"))
+"""What every run of the tests has; all other models, and devices, are slow ones."""
 
 PROMPT = np.random.default_rng(5).integers(0, NUM_TOKENS, 41)
 NEW_TOKENS = 24
@@ -53,8 +58,9 @@ class Both:
 
     def greedy(self) -> list[int]:
         """Tokens after the prompt."""
+        ids = torch.tensor(PROMPT[None])
         out = self.reference.generate(
-            torch.tensor(PROMPT[None]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
         )
         return out[0, len(PROMPT) :].tolist()
 
@@ -76,7 +82,12 @@ def make(name: str, folder: Path) -> Both:
     return Both(model, path, draft, load(model, path))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in MODELS
+    ],
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     return make(request.param, tmp_path_factory.mktemp("dense"))
 
@@ -84,16 +95,21 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=() if name in COMPILED else pytest.mark.slow) for name in MODELS
+        pytest.param(pair, marks=() if pair in COMPILED else pytest.mark.slow)
+        for pair in product(MODELS, ("cpu", "onnx"))
     ],
+    ids=lambda p: "-".join(p),
 )
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Both, Generator]:
     folder = tmp_path_factory.mktemp("compiled")
-    pair = make(request.param, folder)
+    name, device = request.param
+    pair = make(name, folder)
     out = folder / "bundle"
-    edgecc.compile(pair.path, pair.draft, out=out, max_model_len=96, prefill_chunk=48)
+    edgecc.compile(
+        pair.path, pair.draft, out=out, device=device, max_model_len=96, prefill_chunk=48
+    )
     return pair, edgecc.load(out)
 
 
@@ -103,19 +119,16 @@ def relative(found: Array, expected: Array) -> float:
 
 
 def test_logits_and_states(both: Both) -> None:
-    """In one call, in chunks, and where rejected rows lie between."""
-    logits, states = both.expected()
+    """In chunks, with rejected rows between them."""
     lifted = Lifted(both.path, both.draft, garbage=1e3, max_model_len=96)
-    out = lifted.target(PROMPT.tolist())
-    assert relative(out["logits"], logits) < TOLERANCE
-    assert relative(out["hidden_tap"], states) < TOLERANCE
-    lifted.reset()
     found = []
     for rows, wrong in ((13, 0), (1, 4), (19, 0), (3, 7), (5, 1)):
         start = lifted.lengths["target"]
         ids = [*PROMPT[start : start + rows].tolist(), *[17] * wrong]
-        found.append(lifted.target(ids, keep=rows)["logits"][:rows])
-    assert relative(np.concatenate(found), logits) < TOLERANCE
+        out = lifted.target(ids, keep=rows)
+        found.append((out["logits"][:rows], out["hidden_tap"][:rows]))
+    for have, want in zip(zip(*found, strict=True), both.expected(), strict=True):
+        assert relative(np.concatenate(have), want) < TOLERANCE
 
 
 def test_nothing_is_odd_about_them(both: Both) -> None:
@@ -152,3 +165,22 @@ def test_greedy_tokens(compiled: tuple[Both, Generator]) -> None:
             token_ids=PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True, **options
         )
         assert result.token_ids == expected, options
+
+
+@pytest.mark.parametrize("device", ["cpu", "onnx"])
+def test_windows_of_sequences_side_by_side(
+    device: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each sequence has a window of its own, wherever the others are."""
+    folder = tmp_path_factory.mktemp("batch")
+    pair = make("qwen2-window" if device == "onnx" else "mistral-window", folder)
+    sizes = {"max_model_len": 96, "prefill_chunk": 16, "max_batch_size": 2}
+    edgecc.compile(pair.path, pair.draft, out=folder / "bundle", device=device, **sizes)
+    with edgecc.load(folder / "bundle") as generator:
+        options = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        prompts = [PROMPT[:n] for n in (41, 3, 17)]
+        singles = [generator.generate(token_ids=p, **options).token_ids for p in prompts]
+        requests = [generator.request(token_ids=p, **options) for p in prompts]
+        found = [answer.token_ids for answer in generator.generate_batch(requests)]
+    assert singles[0] == pair.greedy()
+    assert found == singles

@@ -1,4 +1,4 @@
-"""Random models of the dense families, made and saved by transformers: names and keys are its own."""
+"""Random models of the dense families, made and saved by transformers, with its names and keys."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.onnx.emitter import output_names, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.runtime import Generator, ModelInfo
 from edgecc.backends.tensorrt.engine import TrtEngine, open_engine
@@ -34,14 +34,24 @@ DEVICE = "sm120"
 
 
 def lowered(
-    target: Path, draft: Path | None, *, max_model_len: int = 64, chunk: int = 16
+    target: Path,
+    draft: Path | None,
+    *,
+    max_model_len: int = 64,
+    chunk: int = 16,
+    max_batch_size: int = 1,
 ) -> Module:
     """A target, alone or with its draft, after the passes of the device.
 
     Activations have 16 bits: scales of random weights are not calibrated.
     """
     device = get_device(DEVICE)
-    options = LiftOptions(max_model_len=max_model_len, prefill_chunk=chunk, pads_rounds=True)
+    options = LiftOptions(
+        max_model_len=max_model_len,
+        prefill_chunk=chunk,
+        max_batch_size=max_batch_size,
+        pads_rounds=True,
+    )
     module = lift(target, draft, options)
     PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))
     return module
@@ -57,6 +67,7 @@ def artifact_of(module: Module, version: str) -> dict[str, Any]:
         "compute_capabilities": [120],
         "compute_type": "bf16",
         "min_rows": verify_rows(module),
+        "max_batch_size": sequences(module),
         "weights": "embed",
         "weight_file": None,
         "tensors": {},

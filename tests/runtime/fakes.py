@@ -111,7 +111,7 @@ class RecurrentState:
         self.replayed += replay
         assert self.rows == start, "accepted rows are missing from the state, or rejected in it"
         before = self.state
-        assert commit in (0, len(ids)), "padding is the engine's business"
+        assert 0 <= commit <= len(ids), "rows that are not there are committed"
         if not commit:
             assert len(ids) <= self.log_rows, "open rows that the log does not hold"
         for token in ids[:commit]:
@@ -135,11 +135,16 @@ class FakeTarget:
     log_rows: int = 0
     recurrent: RecurrentState | None = None
     logits: Callable[[int], Array] | None = None  # of the tokens, by the state of a prefix
+    slots: int = 1
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         self.recurrent = RecurrentState(self.log_rows) if self.log_rows else None
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        assert slot == 0
         counts = {Role.REPLAY_LENGTH, Role.COMMIT_LENGTH} if self.log_rows else set()
         assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS} | counts
         assert all(array.dtype == np.int64 for array in inputs.values())
@@ -204,12 +209,17 @@ class FakeDraft:
     log_rows: int = 0
     chain: bool = False  # wants the token after each row of features
     expected: int | None = None  # the token of the next row, once a call has told it
+    slots: int = 1
+    batch_size: int = 1
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     blocks: int = 0
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        assert slot == 0
         role = Role.NEXT_TOKEN_IDS if self.chain else Role.ANCHOR
         assert set(inputs) == {Role.FEATURES, role, Role.CACHE_LENGTH}
         features = inputs[Role.FEATURES]
@@ -262,6 +272,50 @@ class FakeDraft:
             made.append(token)
             state = fold(state, token)
         return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
+
+
+class Slots:
+    """Several fakes of one kind as one executable: a call is taken apart, each slot gets its part.
+
+    What a slot without a call of its own is given is left to chance, so it is checked by what the
+    fakes find in their rows later.
+    """
+
+    def __init__(self, fakes: Sequence[FakeTarget | FakeDraft], batch_size: int) -> None:
+        self.fakes = fakes
+        self.slots, self.batch_size = len(fakes), batch_size
+        self.capacity, self.log_rows = fakes[0].capacity, fakes[0].log_rows
+        self.outputs = Outputs()
+        self.sizes: list[int] = []
+        self.used: set[int] = set()
+
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        count = len(inputs[Role.CACHE_LENGTH])
+        assert 1 <= count <= self.batch_size
+        assert 0 <= slot <= self.slots - count
+        self.outputs.spoil()
+        self.sizes.append(count)
+        self.used |= set(range(slot, slot + count))
+        parts = []
+        for index in range(count):
+            own = {
+                role: array if role is Role.LOGIT_ROWS else array[index : index + 1]
+                for role, array in inputs.items()
+            }
+            fake = self.fakes[slot + index]
+            idle = Role.FEATURES in own and not own[Role.FEATURES].any()
+            if idle:
+                (length,) = own[Role.CACHE_LENGTH].tolist()
+                assert length <= len(fake.tokens)
+                del fake.tokens[length:], fake.states[length:]  # garbage from here on
+                made = {Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64)}
+            else:
+                made = fake.run(own, outputs)
+            parts.append({role: array.copy() for role, array in made.items()})
+        made = {role: np.concatenate([part[role] for part in parts]) for role in outputs}
+        return self.outputs.hand_out(outputs, made)
 
 
 class ExecutableRounds:

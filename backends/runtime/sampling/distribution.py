@@ -24,6 +24,9 @@ _NEAR = -10.0
 _ZERO = -1000.0
 """Exp of this is 0, in 64 bits as well."""
 
+_PART = 1 << 14
+"""Numbers computed at once: a part and what comes of it fit into a core's caches."""
+
 _BINS_PER_UNIT, _MOST_BINS = 64, 4096
 """Of the histogram of keys: its last bin takes weights below exp(-64), which no share reaches."""
 
@@ -57,11 +60,14 @@ class Distribution:
         Args:
             uniform: In [0, 1). Tokens take up intervals in the order of their ids.
         """
-        sums = np.cumsum(self.weights)
-        # Rounding may put the place at the very end: the last token with a weight is there.
-        last = np.searchsorted(sums, sums[-1], side="left")
-        place = np.searchsorted(sums, uniform * sums[-1], side="right")
-        return int(self.ids[min(place, last)])
+        parts = _parts(len(self.weights))
+        sums = np.cumsum([self.weights[part].sum() for part in parts])
+        place = uniform * float(sums[-1])
+        chosen = _reached(sums, place)
+        if chosen:
+            place -= float(sums[chosen - 1])
+        inside = _reached(np.cumsum(self.weights[parts[chosen]]), place)
+        return int(self.ids[parts[chosen].start + inside])
 
     def probability(self, token: int) -> float:
         """Of one token."""
@@ -153,8 +159,26 @@ def _candidates(logits: NDArray[Any], best: float, params: SamplingParams) -> In
     return None
 
 
+def _parts(count: int) -> list[slice]:
+    """Pieces of an array: fresh memory for whole rows costs more than computing them."""
+    return [slice(first, min(first + _PART, count)) for first in range(0, count, _PART)]
+
+
+def _reached(sums: Doubles, place: float) -> int:
+    """Where ascending sums exceed a place; the last that adds something, if rounding hides it."""
+    last = np.searchsorted(sums, sums[-1], side="left")
+    return int(min(np.searchsorted(sums, place, side="right"), last))
+
+
 def _exp(shifted: Doubles) -> Doubles:
     """Of numbers up to 0, in 64 bits where the weight is and within 2e-7 of it elsewhere."""
+    weights = np.empty_like(shifted)
+    for part in _parts(len(shifted)):
+        weights[part] = _exp_part(shifted[part])
+    return weights
+
+
+def _exp_part(shifted: Doubles) -> Doubles:
     near = np.flatnonzero(shifted >= _NEAR)
     if 2 * len(near) > len(shifted):
         return np.exp(shifted)
@@ -177,15 +201,20 @@ def _nucleus(keys: Doubles, weights: Doubles, share: float) -> IntArray:
         weights: `[n]`.
         share: From 0 to 1; at least one place is kept.
     """
-    scaled = keys * -_BINS_PER_UNIT
-    bins = np.minimum(scaled, _MOST_BINS - 1, out=scaled).astype(np.intp)
-    sums = np.cumsum(np.bincount(bins, weights))
+    masses = np.zeros(_MOST_BINS)
+    for part in _parts(len(keys)):
+        bins = np.minimum(keys[part] * -_BINS_PER_UNIT, _MOST_BINS - 1).astype(np.intp)
+        masses += np.bincount(bins, weights[part], minlength=_MOST_BINS)
+    sums = np.cumsum(masses)
     need = share * float(sums[-1])
     cut = int(np.searchsorted(sums, need, side="left"))
     before = float(sums[cut - 1]) if cut else 0.0
-    places = np.flatnonzero(bins == cut)
+    # The bounds of a bin are exact: they are multiples of a power of 2.
+    upper = -cut / _BINS_PER_UNIT
+    lower = -(cut + 1) / _BINS_PER_UNIT if cut < _MOST_BINS - 1 else -np.inf
+    places = np.flatnonzero((keys <= upper) & (keys > lower))
     order = places[np.argsort(-keys[places], kind="stable")]
     count = int(np.searchsorted(before + np.cumsum(weights[order]), need, side="left")) + 1
-    result = np.concatenate([np.flatnonzero(bins < cut), order[:count]])
+    result = np.concatenate([np.flatnonzero(keys > upper), order[:count]])
     result.sort()
     return result

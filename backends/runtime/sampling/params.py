@@ -186,8 +186,8 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 def _whole(name: str, value: Any, low: int, high: int | None) -> int:
     if _is_whole(value) and low <= value and (high is None or value <= high):
         return int(value)
-    span = f"{low} or more" if high is None else "of 64 bits"
-    raise _bad(name, f"{name} must be a whole number, {span}, not {value!r}")
+    span = f", {low} or more," if high is None else " of 64 bits,"
+    raise _bad(name, f"{name} must be a whole number{span} not {value!r}")
 
 
 def _bias(bias: Any) -> dict[int, float]:

@@ -52,7 +52,8 @@ class LogitChanges:
         """
         params = self._params
         result = logits.astype(np.float64)
-        result[self._bias_ids] += self._bias
+        with np.errstate(invalid="ignore"):  # a banned token whose logit is infinite becomes NaN
+            result[self._bias_ids] += self._bias
         ids = np.fromiter(self._answer, dtype=np.int64, count=len(self._answer))
         if params.repetition_penalty != 1.0:
             seen = np.union1d(self._seen, ids)

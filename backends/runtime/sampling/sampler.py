@@ -8,6 +8,7 @@ from edgecc.backends.base import FloatArray, IntArray
 from edgecc.backends.runtime.sampling.distribution import (
     Distribution,
     Doubles,
+    finite_best,
     sampled_distribution,
 )
 from edgecc.backends.runtime.sampling.greedy import best_token
@@ -87,6 +88,8 @@ class Sampler:
 
     def _choose(self, logits: FloatArray) -> int:
         if self.params.greedy:
-            return int(self._changed(logits).argmax())
+            changed = self._changed(logits)
+            finite_best(changed)  # else a banned token could be the best
+            return int(changed.argmax())
         uniform = self._stream.uniform(self._position, Purpose.TOKEN)
         return self.distribution(logits).token(uniform)

@@ -154,7 +154,7 @@ VLLM_KEYS = (
     default=1,
     show_default=True,
     metavar="N",
-    help="Sequences at a time.",
+    help="Most sequences at a time; each has caches of its own.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
 @click.option("--dump-ir", metavar="DIR", help="Write the IR before the first and after each pass.")
@@ -203,6 +203,7 @@ def command(console: Console, **flags: Any) -> int:
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         prefill_chunk=flags["prefill_chunk"],
+        max_batch_size=flags["max_batch_size"],
         spec_method=method,
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
@@ -399,8 +400,4 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
             "usage/dtype",
             f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
             help="leave out --dtype",
-        )
-    if flags["max_batch_size"] != 1:
-        raise UnsupportedError(
-            "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
         )

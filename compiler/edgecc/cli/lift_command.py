@@ -26,6 +26,16 @@ from edgecc.paths import local_path
     metavar="N",
     help="Most proposals per round; default: the draft's block.",
 )
+@click.option(
+    "--max-batch-size",
+    "--max-num-seqs",
+    "max_batch_size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Most sequences at a time.",
+)
 @components_option
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
@@ -37,6 +47,7 @@ def command(
     max_model_len: int | None,
     spec_method: str,
     num_speculative_tokens: int | None,
+    max_batch_size: int,
     components: str,
     locations: bool,
 ) -> int:
@@ -50,6 +61,7 @@ def command(
         max_model_len=max_model_len,
         spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        max_batch_size=max_batch_size,
         components=components,
     )
     write_text(output, print_module(module, locations=locations))

@@ -150,7 +150,7 @@ def test_bytes_a_sequence_holds(hybrid: Hybrid) -> None:
     """States once, and a log of an anchor and 4 proposals."""
     sizes, target = hybrid.sizes, hybrid.engine.entry("target")
     held = {
-        role: sum(array.nbytes for name, (array, _) in target._carried.items() if name in names)
+        role: sum(array.nbytes for name, array in target._carried.items() if name in names)
         for role in (Role.STATE, Role.STATE_LOG)
         if (names := {i.name for i in hybrid.pair.module.graphs["target"].by_role(role)})
     }
@@ -177,10 +177,10 @@ def test_counts_are_checked(
     hybrid: Hybrid, ids: list[int], replay: int, commit: int, message: str
 ) -> None:
     target = hybrid.engine.entry("target")
-    before = {name: array.copy() for name, (array, _) in target._carried.items()}
+    before = {name: array.copy() for name, array in target._carried.items()}
     with pytest.raises(RequestError, match=message):
         target.run(call(ids, 0, replay, commit), [Role.LOGITS])
-    for name, (array, _) in target._carried.items():
+    for name, array in target._carried.items():
         np.testing.assert_array_equal(array, before[name])
 
 

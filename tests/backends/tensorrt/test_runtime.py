@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgecc.backends.base import Role
+from edgecc.backends.runtime.sampling import Sampler, SamplingParams
 from edgecc.backends.tensorrt import engine as engine_module
 from edgecc.errors import (
     BackendError,
@@ -27,7 +28,7 @@ from helpers.lowered_pairs import (
     write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import lowered
+from helpers.simulated_bundle import artifact_of, lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
@@ -177,6 +178,54 @@ def test_a_capture_that_fails(make, module):
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
 
 
+@pytest.fixture(scope="module")
+def batched(checkpoints):
+    """The same pair, for three sequences at a time."""
+    return lowered(*checkpoints, max_batch_size=3)
+
+
+def test_engines_run_one_sequence_whatever_the_batch(module, batched):
+    alone, many = (artifact_of(m, "1")["engines"] for m in (module, batched))
+    assert alone == many
+
+
+def test_a_batch_has_the_texts_of_single_requests(make, batched):
+    """One call after the other, each in its slot: text, and what is accepted, are the same."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[3:12], PROMPT[5:9]]
+    with make(batched).generator() as generator:
+        options = [
+            {"max_new_tokens": 4 + 2 * i, "num_speculative_tokens": i} if i else {}
+            for i in range(len(prompts))
+        ]
+        options[0] = {"speculation": False, "max_new_tokens": 7}
+        wanted = [
+            {"token_ids": ids, "ignore_eos": True, **more}
+            for ids, more in zip(prompts, options, strict=True)
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+        with generator.batch() as batch:
+            assert batch.slots == 3
+
+
+def test_slots_have_memory_of_their_own(make, batched):
+    bundle = make(batched)
+    engine = bundle.open()
+    target = engine.entry("target")
+    assert (target.slots, target.batch_size) == (3, 1)
+    for slot, prompt in ((0, PROMPT[:4]), (2, PROMPT[4:9])):
+        target.run(target_inputs(prompt, 0), [Role.LOGITS], slot=slot)
+    held = []
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        held.append([bundle.cuda.device(value.slot(slot), nbytes).any() for slot in range(3)])
+    assert held == [[True, False, True]] * len(held)
+    with pytest.raises(RequestError, match="after which 0 are held"):
+        target.run(target_inputs(PROMPT[:4], 0), [Role.LOGITS], slot=3)
+
+
 def test_to_the_last_position(make, module):
     prompt = PROMPT + PROMPT + PROMPT[:12]
     expected = greedy(module, prompt, 64 - 52)
@@ -274,6 +323,47 @@ def test_a_target_alone(make, checkpoints):
         found = generator.generate(token_ids=PROMPT, max_new_tokens=9, ignore_eos=True)
     assert found.token_ids == greedy(alone, PROMPT, 9)
     assert bundle.cuda.launched == 7
+
+
+def sampled(module, prompt, count, params):
+    """Plain sampling by the interpreter over the same lowered graph, row by row."""
+    target, limit = reference(module, "target"), module.metadata["target"]["num_tokens"]
+    sampler = Sampler(params, prompt, limit)
+    tokens, start = list(prompt), 0
+    for _ in range(count):
+        logits = target.run(target_inputs(tokens[start:], start))[Role.LOGITS]
+        start = len(tokens)
+        tokens.append(sampler.choose(logits[0, -1]))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8, "seed": 6},
+        {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "frequency_penalty": 0.5, "seed": 2},
+        {"repetition_penalty": 1.5, "logprobs": 2},
+    ],
+)
+def test_what_is_sampled_is_chosen_from_logits(make, module, options):
+    """The device chooses greedily, so it runs no round of such a request, and all of the next."""
+    bundle = make()
+    expected = sampled(module, PROMPT, 10, SamplingParams(**options))
+    arguments = {"token_ids": PROMPT, "max_new_tokens": 10, "ignore_eos": True}
+    with bundle.generator() as generator:
+        for wanted in (None, 2, 4):
+            found = generator.generate(
+                num_speculative_tokens=wanted,
+                speculation=wanted is not None,
+                **arguments,
+                **options,
+            )
+            assert found.token_ids == expected
+            assert bundle.cuda.launched == 0
+            assert max(found.stats.proposed_by_round, default=0) == (wanted or 0)
+            assert len(found.logprobs or ()) == (10 if "logprobs" in options else 0)
+        assert generator.generate(**arguments).token_ids == greedy(module, PROMPT, 10)
+    assert bundle.cuda.launched > 0
 
 
 @pytest.mark.slow

@@ -183,6 +183,25 @@ def test_tokens_take_up_intervals(weights, uniform):
     assert place < before + weights[token] or sum(weights[token + 1 :]) == 0
 
 
+@given(st.integers(0, 1000), st.floats(0, 1, exclude_max=True), st.integers(0, 3))
+def test_tokens_of_a_large_vocabulary(seed, uniform, quiet):
+    """Sums are taken in parts, some of which may weigh nothing: the intervals are the same."""
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 3, 50_000) * 0.25  # exact sums
+    weights[quiet * 16_384 : (quiet + 1) * 16_384] = 0
+    sums = np.cumsum(weights)
+    expected = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    assert Distribution(np.arange(50_000), weights).token(uniform) == expected
+
+
+def test_the_end_of_the_last_interval():
+    weights = np.zeros(40_000)
+    weights[[3, 20_000, 20_001]] = 0.1, 0.2, 0.4
+    found = Distribution(np.arange(40_000), weights)
+    assert found.token(1 - 2**-53) == 20_001
+    assert found.token(0.0) == 3
+
+
 def test_probabilities_of_some_tokens():
     found = Distribution(np.array([2, 5, 6]), np.array([1.0, 2.0, 1.0]))
     assert found.probabilities(np.array([0, 2, 3, 5, 6, 7])).tolist() == [0, 0.25, 0, 0.5, 0.25, 0]

@@ -1,4 +1,4 @@
-"""Tokens of one sequence: bias and penalties, seeds, log-probabilities, and rows that are broken."""
+"""Tokens of one sequence: bias and penalties, seeds, log-probabilities, and broken rows."""
 
 from __future__ import annotations
 
@@ -210,6 +210,14 @@ def test_banned_tokens_are_never_chosen():
         params = SamplingParams(temperature=50.0, seed=seed, logit_bias=bias)
         assert Sampler(params, [0], 4).choose(row) == 2
     assert Sampler(SamplingParams(logit_bias=bias), [0], 4).choose(row) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("row", [[-np.inf, 3, -np.inf], [1, np.inf, 0]])
+def test_only_banned_tokens_are_left(temperature, row):
+    params = SamplingParams(temperature=temperature, seed=1, logit_bias={1: -math.inf})
+    with pytest.raises(BackendError, match=r"the largest logit is (-inf|nan)"):
+        Sampler(params, [0], 3).choose(np.array(row, dtype=np.float32))
 
 
 def test_a_seed_is_needed():
