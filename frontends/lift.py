@@ -12,6 +12,7 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.drafts.base import IGNORABLE, Draft, DraftSize
 from edgecc.frontends.drafts.names import canonical_names
+from edgecc.frontends.gather import Gather
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.options import (
@@ -57,8 +58,29 @@ def lift(
         )
     if target is None and draft is None:
         raise UsageError("usage/nothing-to-lift", "give a target, a draft, or both")
-    target_ckpt = Checkpoint.open(target, role="target") if target is not None else None
-    draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
+    errors = Gather()
+    target_ckpt = draft_ckpt = None
+    with errors.step():
+        target_ckpt = Checkpoint.open(target, role="target") if target is not None else None
+    with errors.step():
+        draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
+    errors.raise_found()
+    return lift_checkpoints(target_ckpt, draft_ckpt, options)
+
+
+def lift_checkpoints(
+    target_ckpt: Checkpoint | None, draft_ckpt: Checkpoint | None, options: LiftOptions
+) -> Module:
+    """The same for open checkpoints, at least one of them.
+
+    What is wrong with one config, tensor or network does not keep the others from being looked at:
+    the error tells all that was found. The checkpoints keep their findings either way.
+
+    Raises:
+        InputError: See `lift`.
+        UnsupportedError: See `lift`.
+        UsageError: See `lift`.
+    """
     if target_ckpt is not None and is_draft(target_ckpt):
         raise InputError(
             "draft/needs-target",
@@ -71,24 +93,34 @@ def lift(
     module.checkpoints.update(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
-    target_config = read_text_config(target_ckpt) if target_ckpt is not None else None
-    if target_config is not None:
-        get_target(target_config)
-    lifted_draft = None
+    errors = Gather()
+    target_config = lifted_draft = None
+    if target_ckpt is not None:
+        with errors.step():
+            target_config = read_text_config(target_ckpt)
+            get_target(target_config)
     if draft_ckpt is not None:
-        lifted_draft = read_draft(draft_ckpt, options.num_speculative_tokens)
+        with errors.step():
+            lifted_draft = read_draft(draft_ckpt, options.num_speculative_tokens)
+    errors.raise_found()
     base = target_config or (lifted_draft.text if lifted_draft else None)
     assert base is not None
     length = _model_len(base, options)
     _symbols(module, options, lifted_draft)
-    num_tokens = count_tokens(target_ckpt, base) if target_ckpt else base.vocab_size
+    num_tokens = base.vocab_size
+    if target_ckpt is not None:
+        with errors.step():
+            num_tokens = count_tokens(target_ckpt, base)
     if target_ckpt is not None and target_config is not None:
         # A row more than the runtime may use: engines pad single-row calls.
         spare = lifted_draft.steps if lifted_draft and options.pads_rounds else 1
         sizes = TargetSize(length + max(spare, 1), _input_len(length, options), num_tokens)
-        _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
+        with errors.step():
+            _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
     if lifted_draft is not None:
-        _lift_draft(module, lifted_draft, target_config, length, num_tokens)
+        with errors.step():
+            _lift_draft(module, lifted_draft, target_config, length, num_tokens)
+    errors.raise_found()
     module.metadata["limits"] = {
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
@@ -128,21 +160,27 @@ def _lift_target(
     weights = ModuleWeights(
         module, checkpoint, quantization, names, (target_names.CANONICAL, prefix)
     )
-    taps = draft.taps(config) if draft is not None else ()
+    taps: tuple[int, ...] = ()
     if draft is not None:
-        draft.check_target(config)
-    check_layers(checkpoint, names, config.num_hidden_layers)
+        with weights.errors.step():
+            draft.check_target(config)
+            taps = draft.taps(config)
     left, built = frontend.left_out, "language model is"
     owned: Sequence[str] = ()
     if (vision := _vision(frontend, weights, options)) is not None:
-        vision.build_target(weights, config, taps, sizes.capacity)
-        module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
-        module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
+        with weights.errors.step():
+            check_layers(checkpoint, names, config.num_hidden_layers)
+            vision.build_target(weights, config, taps, sizes.capacity)
+            module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
+            module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
         left = {part: globs for part, globs in left.items() if part != vision.part}
         built = f"language model and the {vision.part} are"
         owned = frontend.left_out[vision.part]
     else:
-        frontend.build(weights, config, taps, sizes.capacity)
+        with weights.errors.step():
+            check_layers(checkpoint, names, config.num_hidden_layers)
+            frontend.build(weights, config, taps, sizes.capacity)
+    weights.errors.raise_found()
     ignorable = [pattern for patterns in left.values() for pattern in patterns]
     _note(module, weights, check_unread(weights, ignorable, owned))
     module.decisions.extend(left_out(weights, left, built))
@@ -176,11 +214,13 @@ def _lift_draft(
 ) -> None:
     checkpoint = draft.checkpoint
     names = canonical_names(checkpoint.tensors)
-    check_layers(checkpoint, names, draft.text.num_hidden_layers)
     quantization = read_quantization(checkpoint)
     weights = ModuleWeights(module, checkpoint, quantization, names)
     hidden = draft.target_hidden if target is None else target.hidden_size
-    draft.build(weights, DraftSize(hidden, num_tokens, length))
+    with weights.errors.step():
+        check_layers(checkpoint, names, draft.text.num_hidden_layers)
+        draft.build(weights, DraftSize(hidden, num_tokens, length))
+    weights.errors.raise_found()
     _note(module, weights, check_unread(weights, IGNORABLE))
     bias_findings(checkpoint, names, draft.text)
     taps = draft.taps(target)

@@ -17,6 +17,7 @@ from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
+from edgecc.contract.examination import examine
 from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, InputError, Severity
@@ -167,17 +168,14 @@ def _default_output(target: Path) -> str:
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
     check_needs_draft(options, draft is not None)
     report("lift", 0, 1)
-    module = lift_checkpoints(
-        target,
-        draft,
-        LiftOptions(
-            max_model_len=options.max_model_len,
-            max_input_len=options.max_input_len,
-            prefill_chunk=options.prefill_chunk,
-            num_speculative_tokens=options.num_speculative_tokens,
-            pads_rounds=any(d.pads_rounds for d in options.devices),
-        ),
+    sizes = LiftOptions(
+        max_model_len=options.max_model_len,
+        max_input_len=options.max_input_len,
+        prefill_chunk=options.prefill_chunk,
+        num_speculative_tokens=options.num_speculative_tokens,
+        pads_rounds=any(d.pads_rounds for d in options.devices),
     )
+    module = examine(target, draft, sizes).lifted()
     report("lift", 1, 1)
     return module
 
