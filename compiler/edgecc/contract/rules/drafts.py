@@ -101,7 +101,7 @@ class TappedLayers(Rule):
                 notes=("edgecc gives the output itself, before the final norm",),
                 help="make sure that it was trained on that: some tools give the normed output "
                 "in its place",
-                severity=Severity.WARNING,
+                severity=Severity.NOTE,
             )
 
 
