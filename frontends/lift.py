@@ -65,10 +65,10 @@ def lift(
     with errors.step():
         draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
     errors.raise_found()
-    return lift_checkpoints(target_ckpt, draft_ckpt, options)
+    return lift_opened(target_ckpt, draft_ckpt, options)
 
 
-def lift_checkpoints(
+def lift_opened(
     target_ckpt: Checkpoint | None, draft_ckpt: Checkpoint | None, options: LiftOptions
 ) -> Module:
     """The same for open checkpoints, at least one of them.

@@ -20,7 +20,7 @@ from edgecc.compile_report import CompileReport, compile_report
 from edgecc.contract.examination import examine
 from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
-from edgecc.errors import Diagnostic, InputError, Severity
+from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir.core import Module
@@ -175,7 +175,12 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
         num_speculative_tokens=options.num_speculative_tokens,
         pads_rounds=any(d.pads_rounds for d in options.devices),
     )
-    module = examine(target, draft, sizes).lifted()
+    found = examine(target, draft, sizes)
+    try:
+        module = found.lifted()
+    except EdgeccError:
+        found.close()
+        raise
     report("lift", 1, 1)
     return module
 

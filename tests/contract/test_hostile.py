@@ -39,11 +39,11 @@ def many_tensors() -> bytes:
 
 
 FILES: dict[str, tuple[str, Callable[[], bytes], str]] = {
-    "spaces": ("model.safetensors", lambda: framed(b"{}" + b" " * HUGE), "missing"),
+    "spaces": ("model.safetensors", lambda: framed(b"{}" + b" " * HUGE), "bad-value"),
     "metadata": (
         "model.safetensors",
         lambda: framed(b'{"__metadata__":{"a":"' + b"x" * HUGE + b'"}}'),
-        "missing",
+        "bad-value",
     ),
     "numbers": (
         "model.safetensors",

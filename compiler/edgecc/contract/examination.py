@@ -10,7 +10,7 @@ from edgecc.contract.rules import RULES
 from edgecc.errors import Diagnostic
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.gather import Gather, merged
-from edgecc.frontends.lift import lift_checkpoints
+from edgecc.frontends.lift import lift_opened
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir.core import Module
 
@@ -20,7 +20,7 @@ class Examination:
     """What was found.
 
     Attributes:
-        checkpoints: Those that could be opened, by role; whoever examines closes them.
+        checkpoints: Those that could be opened, by role; see `close`.
         module: What was lifted; None if that is impossible.
         errors: What is wrong.
     """
@@ -39,6 +39,11 @@ class Examination:
         self.errors.raise_found()
         assert self.module is not None
         return self.module
+
+    def close(self) -> None:
+        """Close the checkpoints: no stored weight can be read any more."""
+        for checkpoint in self.checkpoints.values():
+            checkpoint.close()
 
     def warnings(self) -> list[Diagnostic]:
         """Warnings and notes about the checkpoints."""
@@ -72,7 +77,7 @@ def examine(
     opened = found.checkpoints
     if "target" in opened or ("draft" in opened and draft is not None):
         with found.errors.step():
-            module = lift_checkpoints(opened.get("target"), opened.get("draft"), options)
+            module = lift_opened(opened.get("target"), opened.get("draft"), options)
             # Half of a pair that was lifted alone tells its errors, and nothing else.
             found.module = None if found.errors.errors else module
     _run_rules(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from edgecc.contract.rules import RULES
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.gather import merged
 from edgecc.frontends.options import LiftOptions
+from edgecc.ir.core import Module
+from edgecc.ir.weights import Derived
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.paths import local_path
@@ -124,8 +127,7 @@ def check(
                 BindSharedWeights().run(module, PassContext())
         return _report(found, strict)
     finally:
-        for checkpoint in found.checkpoints.values():
-            checkpoint.close()
+        found.close()
 
 
 def _report(found: Examination, strict: bool) -> CheckReport:
@@ -140,8 +142,32 @@ def _report(found: Examination, strict: bool) -> CheckReport:
         exit_code=code,
         findings=tuple(Finding(d, _manual(d.id)) for d in (*told, *others)),
         table=tuple(precision_table(found)),
-        decisions=() if found.module is None else tuple(found.module.decisions),
+        decisions=() if found.module is None else _decisions(found.module),
     )
+
+
+def _decisions(module: Module) -> tuple[str, ...]:
+    """What lifting decided, and what it took from the configs that nobody else shows."""
+    draft = module.metadata.get("draft")
+    layout = draft.get("slot_layout") if isinstance(draft, dict) else None
+    facts = [f"{symbol.partition('.')[0]} {text}" for symbol, text in _ropes(module)]
+    if isinstance(draft, dict) and layout is not None:
+        facts.append(
+            f"draft block: {draft['block_size']} slots, {layout}, mask token "
+            f"{draft['mask_token_id']}"
+        )
+    return (*module.decisions, *facts)
+
+
+def _ropes(module: Module) -> Iterator[tuple[str, str]]:
+    for symbol, weight in module.weights.items():
+        source = weight.source
+        if isinstance(source, Derived) and source.recipe == "rope_table":
+            params = dict(source.params)
+            if params["part"] == "cos":
+                scaled = f", factor {params['factor']:g}" if params.get("factor", 1.0) != 1.0 else ""
+                kind, theta = params["rope_type"], params["theta"]
+                yield symbol, f"rope: {kind}, theta {theta:g}, {params['dim']} dims{scaled}"
 
 
 def _order(error: EdgeccError) -> int:
