@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.base import Role
-from edgecc.backends.interface import CARRIED
+from edgecc.backends.interface import CARRIED, slot_name
 from edgecc.backends.schema import validator
 from edgecc.errors import BundleError
 
@@ -55,7 +55,14 @@ def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:
     """What an artifact that follows the schema says about itself that cannot be true."""
     for name, entry in artifact["entries"].items():
         program = artifact["programs"].get(name, ())
+        slots = range(artifact.get("max_batch_size", 1))
         made = {i["name"] for i in entry["inputs"]}
+        made |= {
+            slot_name(i["name"], slot)
+            for i in entry["inputs"]
+            if i["role"] == Role.KV_CACHE
+            for slot in slots
+        }
         for step in program:
             if step["graph"] not in artifact[parts]:
                 yield f"entry {name} runs a model {step['graph']!r} that does not exist"
@@ -81,7 +88,7 @@ def _bad_ports(
     if Role.STATE in roles and (lost := _WITH_STATES - roles):
         yield f"it has states and no input {min(lost)}"
     for port in outputs:
-        if port["value"] not in made:
+        if not made & {port["value"], slot_name(port["value"], 0)}:
             yield f"nothing makes the value {port['value']!r}"
         if port["alias"] is not None and port["alias"] not in carried:
             yield f"{port['name']!r} overwrites no cache or state {port['alias']!r}"

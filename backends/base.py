@@ -47,9 +47,28 @@ FloatArray: TypeAlias = NDArray[np.float32]
 class Executable(Protocol):
     """One entry, ready to run.
 
-    It owns what lives between calls, which is allocated and bound once: caches, states, logs of
-    states. A call with CACHE_LENGTH 0 begins a sequence: its states start from zero.
+    It owns what lives between calls: caches, states, logs of states. It has them once for each of
+    its *slots*, each of which holds one sequence. A call works on neighbouring slots, one for each
+    of its sequences, and leaves the others alone. A sequence with CACHE_LENGTH 0 begins: its states
+    start from zero.
+
+    All sequences of a call have the same number of rows. One that has fewer is padded at the end:
+    its own results do not depend on what the padding is, which must be valid ids, and what padding
+    writes lies behind the valid rows, where the next call overwrites it. So a slot without a
+    sequence can take part, with CACHE_LENGTH 0, and one with a sequence as well, if there is room
+    for the rows and nothing to replay. Rows of a block draft's FEATURES cannot be padded: the block
+    follows the last of them.
     """
+
+    @property
+    def slots(self) -> int:
+        """Sequences it holds."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Most sequences of one call."""
+        ...
 
     @property
     def capacity(self) -> int:
@@ -64,7 +83,9 @@ class Executable(Protocol):
         """
         ...
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """Run the entry once; caches are updated in place.
 
         Args:
@@ -72,6 +93,7 @@ class Executable(Protocol):
                 of `Role`.
             outputs: Roles wanted. Work that only other outputs need is skipped; an empty sequence
                 still updates what the entry owns.
+            slot: Where the first sequence of the call is held; the others follow.
 
         Returns:
             The wanted outputs. The arrays may be reused by the next call: copy what must live on.
@@ -101,15 +123,22 @@ class GreedyRounds(Protocol):
     a round does to the caches is what the two calls would do.
     """
 
-    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: IntArray, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
         """Draft, verify and choose.
 
+        Where the target has states, the rows of a verification go to the log, and nothing is final
+        until the next call replays them. The row of a round without the draft is final.
+
         Args:
-            anchor: The newest committed token.
+            following: i64 `[max(features, 1)]`: the committed token after each row of features; the
+                last one is the anchor.
             start: Valid rows of the target's caches. All proposals of the draft are verified.
             features: How many of the first rows of HIDDEN_TAP, as the target's last call left them,
                 the draft has to take. 0 leaves out the draft: the target chooses one token.
             draft_length: Valid rows of the draft's caches.
+            replay: Leading rows of the log that were accepted since; 0 for targets without states.
         """
         ...
 

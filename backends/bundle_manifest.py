@@ -26,6 +26,7 @@ FORMAT = "edgecc-bundle"
 VERSION = 1
 MANIFEST = "bundle.json"
 
+_IMAGE_ROLE = "image_features"
 _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_FINDINGS = 8
 _COMPILE_AGAIN = "compile it again: edgecc compile TARGET -o DIR"
@@ -252,9 +253,27 @@ def _contradictions(manifest: Mapping[str, Any]) -> Iterator[str]:
         for port in entry["outputs"]:
             if port["alias"] is not None and port["alias"] not in inputs:
                 yield f"entries.{name}: output {port['name']!r} aliases no input {port['alias']!r}"
-    if "vision" in manifest and "vision" not in manifest["entries"]:
-        yield "entries: 'vision' is missing, but `vision` describes one"
+    yield from _bad_vision(manifest)
     if manifest["draft"] is not None and "draft" not in manifest["entries"]:
         yield "entries: 'draft' is missing, but `draft` describes one"
     if manifest["target"]["num_tokens"] > manifest["target"]["vocab_size"]:
         yield "target.num_tokens: larger than target.vocab_size"
+
+
+def _bad_vision(manifest: Mapping[str, Any]) -> Iterator[str]:
+    vision, entries = manifest.get("vision"), manifest["entries"]
+    if vision is None:
+        if "vision" in entries:
+            yield "vision: missing, but `entries` has a vision tower"
+        return
+    if "vision" not in entries:
+        yield "entries: 'vision' is missing, but `vision` describes one"
+    if _IMAGE_ROLE not in {port["role"] for port in entries["target"]["inputs"]}:
+        yield f"entries.target: no input {_IMAGE_ROLE}, but `vision` describes images"
+    if vision["feature_size"] != manifest["target"]["hidden_size"]:
+        yield "vision.feature_size: not the target.hidden_size"
+    if vision["min_pixels"] > vision["max_pixels"]:
+        yield "vision.min_pixels: larger than vision.max_pixels"
+    for key in ("image_token_id", "vision_start_token_id", "vision_end_token_id"):
+        if vision.get(key, 0) >= manifest["target"]["vocab_size"]:
+            yield f"vision.{key}: not below target.vocab_size"

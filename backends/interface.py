@@ -22,6 +22,12 @@ CARRIED = (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
 
 UNLIMITED = sys.maxsize
 
+
+def slot_name(name: str, slot: int) -> str:
+    """Name of a cache of one slot, where each slot has a cache of its own."""
+    return f"{name}@{slot}"
+
+
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
@@ -99,13 +105,24 @@ class Interface:
         """Rows of the logs; 0 without any."""
         return min((int(log.shape[1]) for log in self.logs), default=0)
 
-    def check(self, inputs: Mapping[Role, Array], outputs: Sequence[Role], capacity: int) -> None:
+    def check(
+        self,
+        inputs: Mapping[Role, Array],
+        outputs: Sequence[Role],
+        capacity: int,
+        *,
+        most: int = 1,
+    ) -> int:
         """Check a call.
 
         Args:
             inputs: What was passed.
             outputs: What is wanted.
             capacity: Rows of the caches that may be filled.
+            most: Sequences that a call may have from its first slot on.
+
+        Returns:
+            The number of sequences.
 
         Raises:
             RequestError: A role is missing or unknown, an array has another dtype or shape than
@@ -124,11 +141,21 @@ class Interface:
                     notes=[f"it has {_names(self.outputs)}"],
                     help="optional outputs of a draft are kept by compiling with draft_outputs",
                 )
-        # Caches hold one sequence.
-        sizes = {c.shape[0]: 1 for c in (*self.caches, *self.states)}
+        sizes: dict[int | str, int] = {}
         for role, port in self.inputs.items():
             _check_array(port, inputs[role], sizes)
+        count = max((sizes.get(c.shape[0], 1) for c in self.carried), default=1)
+        if self.carried and not count <= most:
+            raise RequestError(
+                "run/slots", f"{count} sequences from a slot on, after which {most} are held"
+            )
         self._check_rows(inputs, capacity)
+        return count
+
+    @property
+    def carried(self) -> list[Port]:
+        """Caches, states and logs."""
+        return [*self.caches, *self.states, *self.logs]
 
     def _check_rows(self, inputs: Mapping[Role, Array], capacity: int) -> None:
         rows = inputs.get(Role.TOKEN_IDS, inputs.get(Role.FEATURES))
@@ -141,22 +168,23 @@ class Interface:
             )
         self._check_counts(inputs, rows.shape[1])
         if self.caches and length is not None:
-            start = int(length[0])
-            if start < 0 or start + rows.shape[1] > capacity:
-                raise RequestError(
-                    "run/cache-overflow",
-                    f"rows {start}..{start + rows.shape[1]} exceed the cache capacity {capacity}",
-                )
+            for start in length.tolist():
+                end = start + rows.shape[1]
+                if start < 0 or end > capacity:
+                    raise RequestError(
+                        "run/cache-overflow",
+                        f"rows {start}..{end} exceed the cache capacity {capacity}",
+                    )
 
     def _check_counts(self, inputs: Mapping[Role, Array], rows: int) -> None:
         """What is replayed and committed must be there, and what is not final must be logged."""
         if not self.logs:
             return
         for role, most in ((Role.REPLAY_LENGTH, self.log_rows), (Role.COMMIT_LENGTH, rows)):
-            count = int(inputs[role][0]) if role in inputs else 0
-            if not 0 <= count <= most:
-                raise RequestError("run/row-count", f"{role} is {count}, expected 0 to {most}")
-        if rows > self.log_rows and not inputs[Role.COMMIT_LENGTH][0]:
+            for count in inputs[role].tolist() if role in inputs else ():
+                if not 0 <= count <= most:
+                    raise RequestError("run/row-count", f"{role} is {count}, expected 0 to {most}")
+        if rows > self.log_rows and not inputs[Role.COMMIT_LENGTH].all():
             raise RequestError(
                 "run/log-overflow", f"{rows} rows that are not final, the log has {self.log_rows}"
             )
@@ -178,6 +206,21 @@ def needed_steps(
             kept.append(step)
             needed |= set(step["inputs"].values())
     return kept[::-1]
+
+
+def buffers(program: Sequence[Mapping[str, Any]], updates: Mapping[str, str]) -> dict[str, str]:
+    """Values that lie in the buffer of a cache or state, and of which.
+
+    Args:
+        program: Steps of an entry.
+        updates: Those that the entry ends with, see `Interface`.
+    """
+    found = dict(updates)
+    for step in program:
+        for output, given in step.get("updates", {}).items():
+            value = step["inputs"][given]
+            found[step["outputs"][output]] = found.get(value, value)
+    return found
 
 
 def _check_array(port: Port, array: Array, sizes: dict[int | str, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeAlias
@@ -61,7 +61,7 @@ class Checkpoint:
             a compile. Single scales and maps of ids are read either way.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, also: Sequence[str] = ()) -> None:
         """Read config and headers; see `open`."""
         self._folder = folder
         self.path, self.role = folder.path, folder.role
@@ -73,22 +73,26 @@ class Checkpoint:
         self.config = self._config()
         self.generation_config = self.json("generation_config.json") or {}
         self._files, tensors, self._unreadable = self._open_weights()
+        for name in also:
+            self._open_beside(name, tensors)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
 
     @classmethod
-    def open(cls, path: str | Path, *, role: str) -> Checkpoint:
+    def open(cls, path: str | Path, *, role: str, also: Sequence[str] = ()) -> Checkpoint:
         """Open a local checkpoint folder.
 
         Args:
             path: Folder with `config.json` and either `model.safetensors` or an index with shards.
             role: `target` or `draft`, used in messages.
+            also: Names of weight files that are read as well if they are there, although no index
+                lists them.
 
         Raises:
             InputError: The folder, its config, index or a weight file is missing or damaged.
             UnsupportedError: The weights are in a format edgecc does not read (pickle, GGUF).
             ResourceError: The file system refuses.
         """
-        return cls(Folder(Path(path), role))
+        return cls(Folder(Path(path), role), also)
 
     def __enter__(self) -> Self:
         return self
@@ -279,6 +283,23 @@ class Checkpoint:
             )
         files = {name: self._open_file(name) for name in names}
         return files, *self._merge(index, files)
+
+    def _open_beside(self, name: str, tensors: dict[str, TensorInfo]) -> None:
+        """Add the tensors of a file that is not part of the weights proper."""
+        if name in self._files or self._folder.find(name) is None:
+            return
+        file = self._open_file(name)
+        known = tensors.keys() | self._unreadable.keys()
+        if twice := sorted(known & (file.tensors.keys() | file.unreadable.keys())):
+            raise InputError(
+                "checkpoint/duplicate-tensor",
+                f"{twice[0]} is stored in {name} and in another weight file",
+                where=self._folder.where(name),
+                help="remove the file that is stale",
+            )
+        self._files[name] = file
+        tensors.update(file.tensors)
+        self._unreadable.update(file.unreadable)
 
     def _open_file(self, name: str) -> SafetensorsFile:
         return SafetensorsFile(self._folder.root / name, name, self._folder.where(name))

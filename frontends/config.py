@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.fields import Fields
+from edgecc.frontends.layer_kinds import HYBRID, attention_kinds
 from edgecc.frontends.strict_json import JsonObject
 from edgecc.frontends.text_keys import check_keys
 from edgecc.ir.rope import ROPE_TYPES, RopeParams
@@ -20,10 +21,13 @@ from edgecc.ir.types import DType
 DEFAULT_THETA = 10000.0
 """Base of the rotary frequencies where a config has none."""
 
-_HYBRID = "qwen3_5"
-"""Begin of the model types with linear attention in most layers."""
+_PLAIN = ("dynamic", "mrope")
+"""Rotary embeddings that are plain ones for whatever can be compiled: the frequencies of `dynamic`
+change beyond `max_position_embeddings` only, and the sections of `mrope` matter for images only."""
 
-_LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
+_BIASED = "qwen2"
+"""Begin of the model types whose queries, keys and values have biases without a key saying so."""
+
 _KEY_PROJECTION = re.compile(
     r"(?:(?!mtp\.).*\.)?(?:layers\.(\d+)|midlayer)\.self_attn\.k_proj\.weight"
 )
@@ -45,7 +49,7 @@ class TextConfig:
         vocab_size: Rows of the embedding table, padding rows included.
         rms_norm_eps: Epsilon inside RMSNorm.
         hidden_act: Activation of the MLP, as spelled in the config.
-        max_position_embeddings: Context length the model was trained for.
+        max_position_embeddings: Context length the model was trained for, or YaRN extends it to.
         attention_bias: Whether attention projections have biases.
         mlp_bias: Whether MLP projections have biases.
         tie_word_embeddings: Whether the head is the embedding table.
@@ -111,10 +115,11 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
     if layers > len(checkpoint.tensors):
         text.fail("num_hidden_layers", f"at most the {len(checkpoint.tensors)} tensors stored")
     model_type = _model_type(top, text)
-    layer_types, windows = _attention_kinds(text, model_type, layers)
+    layer_types, windows = attention_kinds(text, model_type, layers)
     bos, eos = (_token_ids(checkpoint, top, text, k) for k in ("bos_token_id", "eos_token_id"))
     _note_missing_theta(checkpoint, text)
-    partial = 0.25 if model_type.startswith(_HYBRID) else 1.0
+    partial = 0.25 if model_type.startswith(HYBRID) else 1.0
+    rope = parse_rope(dict(text.values), head_dim, text.where, default_partial=partial)
     return TextConfig(
         architectures=top.strings("architectures") or (),
         model_type=model_type,
@@ -127,11 +132,11 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
         vocab_size=text.integer("vocab_size"),
         rms_norm_eps=_epsilon(text),
         hidden_act=text.string("hidden_act"),
-        max_position_embeddings=text.integer("max_position_embeddings"),
-        attention_bias=text.boolean("attention_bias", default=False),
+        max_position_embeddings=_positions(text, rope),
+        attention_bias=text.boolean("attention_bias", default=model_type.startswith(_BIASED)),
         mlp_bias=text.boolean("mlp_bias", default=False),
         tie_word_embeddings=_tied(top, text),
-        rope=parse_rope(dict(text.values), head_dim, text.where, default_partial=partial),
+        rope=rope,
         layer_types=layer_types,
         sliding_windows=windows,
         bos_token_ids=bos,
@@ -220,16 +225,14 @@ def rope_fields(outer: Fields) -> Fields:
 
 def _rope_type(rope: Fields) -> str:
     rope_type = rope.string("rope_type", default="default")
-    if (
-        rope_type == "mrope"
-    ):  # sections only matter for images; text positions are equal on all axes
+    if rope_type in _PLAIN:
         return "default"
     if rope_type not in ROPE_TYPES:
         raise UnsupportedError(
             "rope/unsupported-type",
             f"rotary embedding of type {rope_type!r} is not supported",
             where=rope.at("rope_type"),
-            help=f"supported: {', '.join(ROPE_TYPES)}",
+            help=f"supported: {', '.join((*ROPE_TYPES, *_PLAIN))}",
         )
     return rope_type
 
@@ -241,7 +244,7 @@ def _scaled(plain: RopeParams, rope_type: str, rope: Fields, outer: Fields) -> R
     if rope_type == "linear":
         return replace(plain, rope_type=rope_type, factor=factor)
     key = "original_max_position_embeddings"
-    original = (rope if key in rope else outer).integer(key, default=None)
+    original = (outer if key in outer else rope).integer(key, default=None)
     if original is None:
         original = outer.integer("max_position_embeddings")
     if rope_type == "llama3":
@@ -313,43 +316,6 @@ def _rows_are_features(checkpoint: Checkpoint, key: str) -> bool:
     return info.dtype is DType.U8 and scale is not None and scale.dtype is DType.F8E4M3
 
 
-def _attention_kinds(
-    text: Fields, model_type: str, layers: int
-) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """Kind and window of each layer."""
-    kinds = text.strings("layer_types")
-    if kinds is None and model_type.startswith(_HYBRID):
-        interval = text.integer("full_attention_interval", default=4)
-        cycle = ("linear_attention",) * (interval - 1) + ("full_attention",)
-        kinds = tuple(cycle[i % interval] for i in range(layers))
-    elif kinds is None:
-        first = _first_window_layer(text, model_type, layers)
-        kinds = ("full_attention",) * first + ("sliding_attention",) * (layers - first)
-    if len(kinds) != layers:
-        text.fail("layer_types", f"one entry for each of {layers} layers, found {len(kinds)}")
-    if unknown := set(kinds) - set(_LAYER_TYPES):
-        raise UnsupportedError(
-            "config/layer-type",
-            f"layers of type {min(unknown)!r} are not supported",
-            where=text.at("layer_types"),
-            help=f"supported: {', '.join(_LAYER_TYPES)}",
-        )
-    window = text.integer("sliding_window") if "sliding_attention" in kinds else None
-    return kinds, tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _first_window_layer(text: Fields, model_type: str, layers: int) -> int:
-    """Layers below this one see everything (configs without `layer_types`)."""
-    if "sliding_window" not in text:
-        return layers
-    if "use_sliding_window" in text or model_type.startswith("qwen"):
-        # Released Qwen configs keep a number in sliding_window although the switch is off.
-        if not text.boolean("use_sliding_window", default=False):
-            return layers
-        return min(layers, text.integer("max_window_layers", minimum=0, default=28))
-    return 0 if model_type in ("mistral", "mixtral") else layers
-
-
 def _token_ids(checkpoint: Checkpoint, top: Fields, text: Fields, key: str) -> frozenset[int]:
     generation = Fields(checkpoint.generation_config, f"{checkpoint.role}/generation_config.json")
     found: frozenset[int] = frozenset()
@@ -380,6 +346,14 @@ def _note_missing_theta(checkpoint: Checkpoint, text: Fields) -> None:
                 severity=Severity.WARNING,
             )
         )
+
+
+def _positions(text: Fields, rope: RopeParams) -> int:
+    """Configs with YaRN may keep the length before it: Qwen2.5's do, as its model card tells."""
+    declared = text.integer("max_position_embeddings")
+    if rope.rope_type != "yarn":
+        return declared
+    return max(declared, int(rope.factor * (rope.original_max_position_embeddings or 0)))
 
 
 def _tied(top: Fields, text: Fields) -> bool:

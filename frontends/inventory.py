@@ -18,13 +18,15 @@ from edgecc.frontends.module_weights import ModuleWeights
 
 _LAYER = re.compile(r"(?:model\.)?layers\.(0|[1-9]\d*)\.")
 _BIAS = re.compile(r"(?:model\.)?layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.bias")
+_PROJECTION = re.compile(
+    r"(?:model\.)?layers\.(\d+)\.((?:self_attn|mlp)\.[a-z]+_proj)\.(weight|bias)(?:_packed)?"
+)
 _OTHER_REVISION = (
     "config and weights are of different models or revisions: fetch both again, or export again"
 )
 
 IGNORABLE = (
     "*rotary_emb*",  # computed from the config
-    "mtp.*",  # another way to draft
     "*.k_scale",  # of a quantized KV cache, which is kept unquantized here
     "*.v_scale",
     "*.kv_scale",
@@ -35,13 +37,21 @@ IGNORABLE = (
 """Globs of tensor names that a decoder does not need."""
 
 
-def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> None:
+def layer_numbers(names: Iterable[str]) -> list[int]:
+    """Numbers of the layers that tensors belong to, sorted."""
+    return sorted({int(m[1]) for name in names if (m := _LAYER.match(name))})
+
+
+def check_layers(
+    checkpoint: Checkpoint, names: Iterable[str], count: int, key: str = "num_hidden_layers"
+) -> None:
     """Compare the numbers of stored layers with the count of the config.
 
     Args:
         checkpoint: Whose layers, for messages.
         names: Names of its tensors.
         count: What the config says.
+        key: Where it says so.
 
     Raises:
         InputError: Layers are missing, or there are more.
@@ -56,7 +66,7 @@ def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> No
         raise InputError(
             "checkpoint/missing-layers",
             f"the config counts {count} layers, but {absent} of them are not stored: {listed}",
-            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            where=f"{checkpoint.role}/config.json: {key}",
             notes=(f"stored: {_ranges(stored)}",),
             help=_OTHER_REVISION,
         )
@@ -65,14 +75,25 @@ def check_layers(checkpoint: Checkpoint, names: Iterable[str], count: int) -> No
         raise InputError(
             "checkpoint/surplus-layers",
             f"the config counts {count} layers, but {by_layer[surplus[0]]} is stored",
-            where=f"{checkpoint.role}/config.json: num_hidden_layers",
+            where=f"{checkpoint.role}/config.json: {key}",
             notes=(f"stored: {_ranges(stored)}",),
             help=_OTHER_REVISION,
         )
 
 
 def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConfig) -> None:
-    """Note where the config's bias flags and the stored biases disagree; the stored ones count."""
+    """Note where the config's bias flags and the stored biases disagree; the stored ones count.
+
+    Args:
+        checkpoint: Whose biases; takes the findings.
+        names: Names of its tensors.
+        config: Hyperparameters.
+
+    Raises:
+        InputError: Only some layers have a bias that others lack.
+    """
+    names = list(names)
+    _check_biases(checkpoint, names)
     stored = {m[1] for name in names if (m := _BIAS.fullmatch(name))}
     for part, key, declared in (
         ("self_attn", "attention_bias", config.attention_bias),
@@ -88,6 +109,23 @@ def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConf
                     help="check that config and weights belong together",
                     severity=Severity.WARNING,
                 )
+            )
+
+
+def _check_biases(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """A bias is one of all layers with that projection, or of none."""
+    layers: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_PROJECTION.fullmatch, names)):
+        layers.setdefault((match[2], match[3]), set()).add(int(match[1]))
+    for (module, kind), having in layers.items():
+        lacking = sorted(layers.get((module, "weight"), set()) - having)
+        if kind == "bias" and lacking:
+            raise InputError(
+                "checkpoint/missing-bias",
+                f"{module}.bias is stored for layers {_ranges(sorted(having))}, but not for "
+                f"{_ranges(lacking)}",
+                where=f"{checkpoint.role}: layers.{lacking[0]}.{module}.bias",
+                help=_OTHER_REVISION,
             )
 
 

@@ -6,23 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgecc.errors import InputError, UsageError
+from edgecc.errors import Diagnostic, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.components import Components, parse_components
 from edgecc.frontends.config import TextConfig, read_text_config
-from edgecc.frontends.drafts import is_draft, read_draft
-from edgecc.frontends.drafts.base import IGNORABLE, Draft, DraftSize
-from edgecc.frontends.drafts.names import canonical_names
+from edgecc.frontends.drafts import choose_draft, is_draft
+from edgecc.frontends.drafts.base import Draft, DraftSize
+from edgecc.frontends.drafts.mtp import Mtp
 from edgecc.frontends.gather import Gather
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
+from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_FILES, MTP_TENSORS
 from edgecc.frontends.options import (
-    COMPONENTS,
     DEFAULT_INPUT_LEN,
     DEFAULT_MODEL_LEN,
+    MAX_BATCH_SIZE,
     LiftOptions,
 )
 from edgecc.frontends.quantization import read_quantization
-from edgecc.frontends.targets import TargetFrontend, VisionFrontend, get_target
+from edgecc.frontends.targets import (
+    TargetFrontend,
+    VisionFrontend,
+    get_target,
+    reject_experts,
+)
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
 from edgecc.ir.core import Module
@@ -50,22 +57,39 @@ def lift(
         UnsupportedError: An architecture, variant or encoding without a frontend.
         UsageError: Sizes that contradict each other or the checkpoints.
     """
-    if options.components not in COMPONENTS:
-        raise UsageError(
-            "usage/bad-choice",
-            f"components is {options.components!r}",
-            help=f"choose one of {', '.join(COMPONENTS)}",
-        )
     if target is None and draft is None:
         raise UsageError("usage/nothing-to-lift", "give a target, a draft, or both")
+    check_given(options, target=target is not None, draft=draft is not None)
     errors = Gather()
     target_ckpt = draft_ckpt = None
     with errors.step():
-        target_ckpt = Checkpoint.open(target, role="target") if target is not None else None
+        target_ckpt = open_target(target, options) if target is not None else None
     with errors.step():
         draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
     errors.raise_found()
     return lift_opened(target_ckpt, draft_ckpt, options)
+
+
+def check_given(options: LiftOptions, *, target: bool, draft: bool) -> None:
+    """Check that the components that were asked for are those that were given.
+
+    Raises:
+        UsageError: They are not.
+    """
+    has_draft = draft or options.spec_method == Mtp.method
+    parse_components(options.components).check_given(target=target, draft=has_draft)
+
+
+def open_target(path: str | Path, options: LiftOptions) -> Checkpoint:
+    """Open the checkpoint of a target, with the file of its own draft if that is asked for.
+
+    Raises:
+        InputError: See `Checkpoint.open`.
+        UnsupportedError: See `Checkpoint.open`.
+        ResourceError: See `Checkpoint.open`.
+    """
+    also = MTP_FILES if options.spec_method == Mtp.method else ()
+    return Checkpoint.open(path, role="target", also=also)
 
 
 def lift_opened(
@@ -94,15 +118,17 @@ def lift_opened(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
     errors = Gather()
-    target_config = lifted_draft = None
+    target_config = lifted_draft = decision = None
     if target_ckpt is not None:
         with errors.step():
+            reject_experts(target_ckpt)
             target_config = read_text_config(target_ckpt)
             get_target(target_config)
-    if draft_ckpt is not None:
-        with errors.step():
-            lifted_draft = read_draft(draft_ckpt, options.num_speculative_tokens)
+    with errors.step():
+        lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
     errors.raise_found()
+    if decision is not None:
+        module.decisions.append(decision)
     base = target_config or (lifted_draft.text if lifted_draft else None)
     assert base is not None
     length = _model_len(base, options)
@@ -125,7 +151,7 @@ def lift_opened(
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
         "prefill_chunk": options.prefill_chunk,
-        "max_batch_size": 1,
+        "max_batch_size": options.max_batch_size,
     }
     return module
 
@@ -165,9 +191,12 @@ def _lift_target(
         with weights.errors.step():
             draft.check_target(config)
             taps = draft.taps(config)
-    left, built = frontend.left_out, "language model is"
+    built = "language model is"
+    left = dict(frontend.left_out)
+    if isinstance(draft, Mtp):
+        del left[MTP_BLOCK]
     owned: Sequence[str] = ()
-    if (vision := _vision(frontend, weights, options)) is not None:
+    if (vision := _vision(frontend, weights, parse_components(options.components))) is not None:
         with weights.errors.step():
             check_layers(checkpoint, names, config.num_hidden_layers)
             vision.build_target(weights, config, taps, sizes.capacity)
@@ -181,8 +210,8 @@ def _lift_target(
             check_layers(checkpoint, names, config.num_hidden_layers)
             frontend.build(weights, config, taps, sizes.capacity)
     weights.errors.raise_found()
-    ignorable = [pattern for patterns in left.values() for pattern in patterns]
-    _note(module, weights, check_unread(weights, ignorable, owned))
+    ignorable = [*MTP_TENSORS, *(pattern for patterns in left.values() for pattern in patterns)]
+    _note(module, weights, weights.quantization.findings, check_unread(weights, ignorable, owned))
     module.decisions.extend(left_out(weights, left, built))
     bias_findings(checkpoint, names, config)
     module.metadata["target"] = {
@@ -197,39 +226,44 @@ def _lift_target(
 
 
 def _vision(
-    frontend: TargetFrontend, weights: ModuleWeights, options: LiftOptions
+    frontend: TargetFrontend, weights: ModuleWeights, components: Components
 ) -> VisionFrontend | None:
-    """How to build the vision tower, if it is wanted and there."""
-    if options.components == "text":
-        return None
+    """How to build the vision tower, if it is wanted and there.
+
+    Raises:
+        InputError: It was asked for by name, and is not there.
+    """
     vision = frontend.vision
-    if vision is None or not vision.has_tower(weights):
+    there = vision is not None and vision.has_tower(weights)
+    if not there and components.named and components.vision:
+        raise InputError(
+            "vision/no-tower",
+            "the target has no vision tower that edgecc builds: it reads text only",
+            where=weights.checkpoint.role,
+            help="take vision out of --components",
+        )
+    if there and not components.vision:
+        weights.module.decisions.append("the bundle reads text only; images take --components all")
+    elif not there and components.vision:
         weights.module.decisions.append("the target has no vision tower: it reads text only")
-        return None
-    return vision
+    return vision if there and components.vision else None
 
 
 def _lift_draft(
     module: Module, draft: Draft, target: TextConfig | None, length: int, num_tokens: int
 ) -> None:
-    checkpoint = draft.checkpoint
-    names = canonical_names(checkpoint.tensors)
-    quantization = read_quantization(checkpoint)
-    weights = ModuleWeights(module, checkpoint, quantization, names)
+    weights = draft.open_weights(module)
     hidden = draft.target_hidden if target is None else target.hidden_size
     with weights.errors.step():
-        check_layers(checkpoint, names, draft.text.num_hidden_layers)
         draft.build(weights, DraftSize(hidden, num_tokens, length))
     weights.errors.raise_found()
-    _note(module, weights, check_unread(weights, IGNORABLE))
-    bias_findings(checkpoint, names, draft.text)
+    unread = check_unread(weights, draft.ignorable)
+    _note(module, weights, draft.findings(weights), unread)
+    bias_findings(weights.checkpoint, weights.names(), draft.text)
     taps = draft.taps(target)
     module.metadata["draft"] = draft.metadata(taps)
     if taps:
-        module.decisions.append(
-            f"draft reads the outputs of target layers {list(taps)} (from 0; read from "
-            f"{draft.numbering})"
-        )
+        module.decisions.append(f"draft reads {draft.reads(taps)}")
     if draft.text.max_position_embeddings < length:
         module.decisions.append(
             f"the draft was made for {draft.text.max_position_embeddings} positions: beyond, "
@@ -273,19 +307,26 @@ def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
             where=draft.rows_from,
             help=f"compile with --prefill-chunk {draft.rows + 1} or more",
         )
-    module.symbols["b"] = SymbolRange(1, 1)
+    if not 1 <= options.max_batch_size <= MAX_BATCH_SIZE:
+        raise UsageError(
+            "usage/max-batch-size",
+            f"--max-batch-size {options.max_batch_size} is not from 1 to {MAX_BATCH_SIZE}",
+        )
+    module.symbols["b"] = SymbolRange(1, options.max_batch_size)
     module.symbols["t"] = SymbolRange(1, most)
     module.symbols["r"] = SymbolRange(1, most)
     if draft is not None:
         module.symbols["c"] = SymbolRange(1, most)
 
 
-def _note(module: Module, weights: ModuleWeights, unused: str | None) -> None:
+def _note(
+    module: Module, weights: ModuleWeights, findings: Sequence[Diagnostic], unused: str | None
+) -> None:
     """Keep what was found out about a checkpoint while its graph was built."""
-    weights.checkpoint.findings.extend(weights.quantization.findings)
-    role, summary = weights.checkpoint.role, weights.quantization.summary()
-    module.decisions.append(f"{role} weights as stored: {summary}")
+    weights.checkpoint.findings.extend(findings)
+    owner, summary = weights.owner, weights.quantization.summary()
+    module.decisions.append(f"{owner} weights as stored: {summary}")
     if (cache := weights.quantization.cache_decision()) is not None:
-        module.decisions.append(f"{role} KV cache: {cache}")
+        module.decisions.append(f"{owner} KV cache: {cache}")
     if unused is not None:
         module.decisions.append(unused)

@@ -22,7 +22,7 @@ UNREADABLE = "unreadable"
 
 
 class ModuleWeights:
-    """Adds weights of one checkpoint to a module, under `<role>.<tensor name>`.
+    """Adds weights of one checkpoint to a module, under `<owner>.<tensor name>`.
 
     Args:
         module: Module whose table is extended.
@@ -31,8 +31,11 @@ class ModuleWeights:
         names: Canonical tensor names to stored ones, where a checkpoint spells them differently.
         prefix: Canonical prefix and the stored one, for names that are not stored: messages say
             what was looked for.
+        owner: Whose network they belong to, if not that of the checkpoint's role; it has no other
+            tensors than those in `names`.
 
     Attributes:
+        owner: What their symbols begin with.
         errors: What is wrong with single tensors: an unbound weight stands in for each, so that one
             run finds all of them. Whoever builds a network raises them at its end.
     """
@@ -44,6 +47,7 @@ class ModuleWeights:
         quantization: Quantization,
         names: Mapping[str, str] | None = None,
         prefix: tuple[str, str] = ("", ""),
+        owner: str | None = None,
     ) -> None:
         self.module = module
         self.checkpoint = checkpoint
@@ -51,6 +55,8 @@ class ModuleWeights:
         self._names = dict(names or {})
         self._prefix = prefix
         self.errors = Gather()
+        self.owner = owner or checkpoint.role
+        self._scope = checkpoint.tensors if owner is None else frozenset(self._names.values())
         module.weights.readers[checkpoint.role] = checkpoint
 
     def has(self, name: str) -> bool:
@@ -119,7 +125,7 @@ class ModuleWeights:
 
     def unbound(self, name: str, rows: int, columns: int, role: str) -> str:
         """A matrix the checkpoint does not have and borrows; returns its symbol."""
-        where = f"{self.checkpoint.role}: {name}"
+        where = f"{self.checkpoint.role}: {self._spelled(name)}"
         weight = Weight((rows, columns), Dense(DType.BF16), Unbound(role, (where,)))
         return self.module.weights.add(self._symbol(name), weight)
 
@@ -155,7 +161,8 @@ class ModuleWeights:
         return [
             name
             for name in self.checkpoint.tensors
-            if name not in self.quantization.consumed
+            if name in self._scope
+            and name not in self.quantization.consumed
             and not any(fnmatch.fnmatchcase(name, p) for p in patterns)
         ]
 
@@ -191,7 +198,7 @@ class ModuleWeights:
         return self.module.weights.add(self._symbol(name), weight)
 
     def _symbol(self, name: str) -> str:
-        return f"{self.checkpoint.role}.{name}"
+        return f"{self.owner}.{name}"
 
     def _stored(self, name: str) -> str:
         return self._spelled(name) if self.has(name) else self._as_neighbours(name)

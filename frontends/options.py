@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPONENTS = ("text", "all")
-"""Which parts of a multimodal target: its language model alone, or all there are."""
+OWN_BLOCK = "mtp"
+"""The speculation method that needs no draft checkpoint."""
+
+SPEC_METHODS = ("auto", "dspark", "eagle3", OWN_BLOCK)
+"""Speculation methods: `auto` is that of the draft, none without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +20,28 @@ class LiftOptions:
             model was trained for, whichever is less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
+        spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
+        max_batch_size: Most sequences at a time.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
             fit behind the last position.
         components: `text` builds the language model of a multimodal target; `all` also its vision
-            tower, and a language model that reads images.
+            tower, if it has one, and a language model that reads images; a list of `target`,
+            `draft` and `vision`, with commas, builds exactly these.
     """
 
     max_model_len: int | None = None
     max_input_len: int | None = None
     prefill_chunk: int = 128
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
+    max_batch_size: int = 1
     pads_rounds: bool = False
     components: str = "text"
 
+
+MAX_BATCH_SIZE = 64
+"""More sequences than a bundle can be compiled for: models grow with the number."""
 
 DEFAULT_MODEL_LEN = 8192
 DEFAULT_INPUT_LEN = 4096

@@ -40,6 +40,7 @@ PASSES: Mapping[str, str] = {
     "outline-shared": "edgecc.passes.outline_shared:OutlineShared",
     "quantize": "edgecc.passes.quantize:Quantize",
     "quantize-activations": "edgecc.passes.quantize_activations:QuantizeActivations",
+    "split-layers": "edgecc.passes.split_layers:SplitLayers",
     "stack-context-kv": "edgecc.passes.stack_context_kv:StackContextKv",
     "unroll-markov": "edgecc.passes.unroll_markov:UnrollMarkov",
 }

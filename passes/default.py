@@ -27,6 +27,7 @@ from edgecc.passes.quantize_activations import (
     QuantizeActivations,
     QuantizeActivationsOptions,
 )
+from edgecc.passes.split_layers import SplitLayers
 from edgecc.passes.unroll_markov import UnrollMarkov
 
 
@@ -77,7 +78,6 @@ def default_pipeline(
         # Fusion: exact.
         FuseQkv(),
         FuseGateUp(),
-        *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
         # Rollback: what cannot be cut back is replayed from a log; states-replayed holds.
         *([AddStateReplay()] if device.replays_states else []),
@@ -87,11 +87,15 @@ def default_pipeline(
             if device.native_activations and activations != "16bit"
             else []
         ),
-        # Device: native encodings, one engine per shared weight; legal(device) holds afterwards.
+        # Device: native encodings, one engine per shared weight, and several for a deep graph where
+        # a builder makes them; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),
         OutlineShared(),
+        # Caches: once more exact, and after the cuts, so that each part updates its own in place.
+        *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
+        *([SplitLayers()] if device.library else []),
         Legalize(LegalizeOptions(device.name)),
     ]
 

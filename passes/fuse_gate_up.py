@@ -43,11 +43,11 @@ class FuseGateUp(RewritePass[NoOptions]):
         Nothing.
 
     Exactness
-        Exact: rows of the weight are only stacked.
+        Exact: rows of weight and bias are only stacked.
 
     Limits
-        Needs one encoding, bit-equal per-weight scalars, and weights nothing else reads; says why
-        when it does not apply.
+        Needs one encoding, bit-equal per-weight scalars, weights nothing else reads, and biases in
+        all of the layers or in none; says why when it does not apply.
     """
 
     name = "fuse-gate-up"

@@ -1,9 +1,9 @@
 """Shared by `fuse-qkv` and `fuse-gate-up`: several linear layers of one input become one.
 
 Rows of a linear weight are independent, so stacking the weights and splitting the result is exact.
-It is only done where the encodings allow it exactly as well: one encoding, and per-weight scalars
-(the NVFP4 global scale) equal bit for bit. A weight that is read elsewhere too stays alone, because
-stacking would store it twice.
+Biases are stacked in the same order. It is only done where the encodings allow it exactly as well:
+one encoding, and per-weight scalars (the NVFP4 global scale) equal bit for bit. A weight that is
+read elsewhere too stays alone, because stacking would store it twice.
 """
 
 from __future__ import annotations
@@ -45,12 +45,25 @@ class WeightReaders:
 
 def why_not_fusable(module: Module, nodes: Sequence[Node], readers: WeightReaders) -> str:
     """Why linear layers of one value cannot become one exactly; empty when they can."""
-    table = module.weights
-    if any(len(n.weights) != 1 for n in nodes):
-        return "a layer has a bias"
+    if len({len(n.weights) for n in nodes}) > 1:
+        return "only some of the layers have a bias"
     if any(n.result.type.shape[-1] == 0 for n in nodes):
         return "a layer has no rows"
-    symbols = [table.resolve(n.weights[0]) for n in nodes]
+    reasons = (_why_not_stackable(module, nodes, s, readers) for s in _symbols(module, nodes))
+    return next(filter(None, reasons), "")
+
+
+def _symbols(module: Module, nodes: Sequence[Node]) -> list[list[str]]:
+    """The weights of the layers, then their biases if they have any."""
+    resolve = module.weights.resolve
+    return [list(map(resolve, names)) for names in zip(*(n.weights for n in nodes), strict=True)]
+
+
+def _why_not_stackable(
+    module: Module, nodes: Sequence[Node], symbols: Sequence[str], readers: WeightReaders
+) -> str:
+    """Why weights, or biases, cannot become one exactly; empty when they can."""
+    table = module.weights
     if len(set(symbols)) != len(symbols):
         return "two layers share one weight"
     weights = [table[s] for s in symbols]
@@ -85,10 +98,12 @@ def fuse(rewriter: Rewriter, nodes: Sequence[Node]) -> Node:
     graph: Graph = rewriter.graph
     table = rewriter.module.weights
     anchor = min(nodes, key=graph.nodes.order)
-    symbols = [table.resolve(n.weights[0]) for n in nodes]
-    fused = table.derive(common_name(symbols), "concat_rows", tuple(symbols))
+    fused = [
+        table.derive(common_name(symbols), "concat_rows", tuple(symbols))
+        for symbols in _symbols(rewriter.module, nodes)
+    ]
     x: Value = nodes[0].operands[0]
-    linear = rewriter.insert(anchor, "linear", (x,), weights=(fused,), origin=nodes[0].location)
+    linear = rewriter.insert(anchor, "linear", (x,), weights=fused, origin=nodes[0].location)
     sizes = tuple(int(str(n.result.type.shape[-1])) for n in nodes)
     split = rewriter.insert(
         anchor,
@@ -123,8 +138,7 @@ class FuseLayers(Rule):
 
     def done(self, match: Match) -> str:
         """The stacked weight."""
-        symbols = [match.module.weights.resolve(n.weights[0]) for n in self._layers(match)]
-        return f"@{common_name(symbols)}"
+        return f"@{common_name(_symbols(match.module, self._layers(match))[0])}"
 
     def _layers(self, match: Match) -> list[Node]:
         return [match[label] for label in self.labels]

@@ -61,11 +61,11 @@ class FuseQkv(RewritePass[NoOptions]):
         Runs before `fuse-cached-attention`; works on unfused `attention`.
 
     Exactness
-        Exact: rows of the weight are only stacked, in the order q, k, v.
+        Exact: rows of weight and bias are only stacked, in the order q, k, v.
 
     Limits
-        Needs one encoding, bit-equal per-weight scalars, and weights nothing else reads; says why
-        when it does not apply.
+        Needs one encoding, bit-equal per-weight scalars, weights nothing else reads, and biases in
+        all of the layers or in none; says why when it does not apply.
     """
 
     name = "fuse-qkv"

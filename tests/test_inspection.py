@@ -117,9 +117,9 @@ def test_what_cannot_be_compiled_is_still_shown(tmp_path: Path) -> None:
     assert facts["model"]["layers"] == 1
     (reason,) = facts["cannot_compile"]
     assert "target/activation" in reason
-    edit_json(path / "config.json", hidden_act="silu", model_type="llama")
+    edit_json(path / "config.json", hidden_act="silu", model_type="phi3")
     (reason,) = inspect_path(path)["cannot_compile"]
-    assert "no frontend for model_type 'llama'" in reason
+    assert "no frontend for model_type 'phi3'" in reason
 
 
 def test_a_draft_of_another_kind(tmp_path: Path) -> None:

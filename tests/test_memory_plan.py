@@ -18,6 +18,7 @@ from edgecc.ir import Builder, DType, Module, Role, SymbolRange, sym
 from edgecc.ir.core import Graph
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.ops.control import CallAttributes
+from edgecc.ir.ops.vision import MultiHeadAttentionAttributes
 from edgecc.memory_plan import MemoryPlan, PartMemory, peak_bytes, plan_memory
 from edgecc.memory_weights import WeightBytes, engine_weights, model_weights
 from edgecc.passes.base import PassContext
@@ -81,11 +82,15 @@ def test_caches_and_states_are_counted_once_and_updated_in_place() -> None:
     assert (plan.batch, plan.max_model_len, plan.prefill_rows, plan.verify_rows) == (3, 31, 16, 1)
     assert part.caches == 2 * 3 * 2 * 32 * 8 * 4
     assert part.states == 3 * 3 * 7 * 4
-    passed = 3 * (16 * 8 + 8 + 16 * 32 * 4 + 16 * 16 * 4)
-    made = 3 * (8 + 16 * 32 * 4)  # length and y
-    assert part.prefill == passed + made + 3 * 4 * 16 * 32 * 4
+    for figure, batch, rows in ((part.prefill, 1, 16), (part.verify, 3, 1)):
+        passed = batch * (rows * 8 + 8 + rows * 32 * 4 + rows * 16 * 4)
+        made = batch * (8 + rows * 32 * 4)  # length and y
+        assert figure == passed + made + batch * 4 * rows * 32 * 4
+        assert peak_bytes(graph, {"b": batch, "t": rows}, scores=False) == made
     assert part.total == part.caches + part.states + part.prefill
-    assert peak_bytes(graph, {"b": 3, "t": 16}, scores=False) == made
+    on_gpu = plan_memory(module, GPU, {}).parts[0]
+    assert on_gpu.caches == part.caches  # one engine call a sequence, but caches of all
+    assert on_gpu.verify == 8 + 8 + 32 * 4 + 16 * 4 + 8 + 32 * 4
 
 
 def test_sixteen_bits_and_fused_scores_on_a_gpu() -> None:
@@ -94,6 +99,31 @@ def test_sixteen_bits_and_fused_scores_on_a_gpu() -> None:
     on_cpu, on_gpu = (plan_memory(module, d, {}).parts[0] for d in (CPU, GPU))
     assert on_gpu.caches == 2 * 1 * 2 * 32 * 8 * 2
     assert on_cpu.prefill - on_gpu.prefill == 4 * 16 * 32 * 4
+
+
+def tower(module: Module) -> Graph:
+    """A tower of one attention: 2 heads over the 4 patches of each of m tokens, 8 wide."""
+    module.symbols["m"] = SymbolRange(1, 25)
+    b = Builder(module, "vision")
+    x = b.input("pixels", DType.F32, (1, sym("m") * 4, 8), Role.PIXEL_VALUES)
+    y = b.op("multi_head_attention", x, x, x, attrs=MultiHeadAttentionAttributes(2, 1.0))
+    b.output(y, "features", Role.IMAGE_FEATURES)
+    return module.graphs["vision"]
+
+
+def test_a_tower_reads_the_largest_image_while_a_prompt_is_read() -> None:
+    """One image a call, whatever the batch is; only portable ONNX keeps scores of all patches."""
+    module = empty()
+    module.metadata["limits"] = {"max_batch_size": 3, "max_model_len": 31}
+    attention(module)
+    tower(module)
+    patches = 4 * 25
+    held = patches * 8 * 4 + patches * 8 * 4  # pixels and the result
+    for device, scores in ((CPU, 0), (GPU, 0), (get_device("onnx"), 2 * patches**2 * 4)):
+        plan = plan_memory(module, device, {"vision": WeightBytes(resident=10)})
+        (part,) = (p for p in plan.parts if p.name == "vision")
+        assert (part.prefill, part.verify) == (held + scores, 0)
+        assert (part.caches, part.states, part.total) == (0, 0, held + scores + 10)
 
 
 def shared(rows: tuple[str, int]) -> Module:
@@ -207,10 +237,10 @@ engine = open_engine(bundle, bundle.manifest["artifacts"]["cpu"], num_threads=1)
 loaded = anonymous()
 chunk = bundle.manifest["limits"]["prefill_chunk"]
 session = Session(engine.entry("target"), engine.entry("draft"), prefill_chunk=chunk)
-row = session.prefill([7 * i % 4000 for i in range(length - 10)], features=True)
+row = session.run(session.prefill([7 * i % 4000 for i in range(length - 10)], features=True))
 session.push(int(np.argmax(row[:4000])))
-proposals = session.propose()
-session.verify(proposals, features=True)
+proposals = session.run(session.propose())
+session.run(session.verify(proposals, features=True))
 print(loaded - before, anonymous() - loaded)
 """
 

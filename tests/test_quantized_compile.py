@@ -58,7 +58,7 @@ def test_engines_compute_with_the_rounded_weights(
         verify="full",
         **FAST,
     )
-    assert len(report.checks) == 3
+    assert len(report.checks) == 4
     with edgecc.load(tmp_path / "b") as generator:
         ids = [5, 9, 200, 31]
         plain = generator.generate(token_ids=ids, max_new_tokens=24, speculation=False)
@@ -110,7 +110,7 @@ def test_reference_rows_round_like_the_pipeline(dense: Path, draft: Path, tmp_pa
     )
     options = {"device": "onnx", "pass_pipeline": pipeline, "verify": "full", **FAST}
     report = edgecc.compile(dense, draft, out=tmp_path / "b", **options)
-    assert len(report.checks) == 3
+    assert len(report.checks) == 4
 
 
 def test_an_engine_with_other_weights_is_noticed(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from edgecc.backends.onnx.emitter import CONTRIB, Emitter, lowers
+from edgecc.backends.onnx.slots import attend_by_slot
 from edgecc.devices import Dialect
 from edgecc.ir.core import Node
 from edgecc.ir.ops.attention import AttentionAttributes, RopeAttributes, SplitHeadsAttributes
@@ -71,26 +74,40 @@ def cached_attention(e: Emitter, node: Node) -> None:
         lambda: e.op("Cast", [e.op("ReduceMax", [length], keepdims=0)[0]], to=TensorProto.INT32)[0],
     )
     tables = [e.weight(w) for w in node.weights]
-    inputs = [query, e.name(k), e.name(v), e.name(k_cache), e.name(v_cache), seqlens, total32]
-    outputs = [e.name(r) for r in node.results]
+    result = e.name(node.results[0])
     if padded:
-        outputs[0] = f"{outputs[0]}/all_rows"
-    e.op(
-        "GroupQueryAttention",
-        [*inputs, *tables],
-        outputs,
-        domain=CONTRIB,
-        num_heads=attrs.heads,
-        kv_num_heads=attrs.kv_heads,
-        scale=attrs.scale,
-        do_rotary=1 if tables else 0,
-        **({} if attrs.causal else {"causal": 0}),
-    )
+        result = f"{result}/all_rows"
+
+    def kernel(
+        rows: Sequence[str],
+        caches: Sequence[str],
+        lengths: tuple[str, str],
+        outputs: Sequence[str],
+    ) -> None:
+        e.op(
+            "GroupQueryAttention",
+            [*rows, *caches, *lengths, *tables],
+            outputs,
+            domain=CONTRIB,
+            num_heads=attrs.heads,
+            kv_num_heads=attrs.kv_heads,
+            scale=attrs.scale,
+            do_rotary=1 if tables else 0,
+            **({} if attrs.causal else {"causal": 0}),
+            **({} if attrs.window is None else {"local_window_size": attrs.window}),
+        )
+
+    new = [query, e.name(k), e.name(v)]
+    if e.slots > 1:
+        attend_by_slot(e, node, new, (seqlens, total32), result, kernel)
+    else:
+        updated = [e.name(r) for r in node.results[1:]]
+        kernel(new, [e.name(k_cache), e.name(v_cache)], (seqlens, total32), [result, *updated])
     if padded:
         rows = e.size(q, 1)
         start_row = e.once(("neg", rows), lambda: e.op("Neg", [rows])[0])
         end = e.ints(np.iinfo(np.int64).max)
-        e.op("Slice", [outputs[0], start_row, end, e.ints(1)], [e.name(node.results[0])])
+        e.op("Slice", [result, start_row, end, e.ints(1)], [e.name(node.results[0])])
 
 
 def _pad_front(e: Emitter, node: Node) -> str:
@@ -120,20 +137,46 @@ def cache_update(e: Emitter, node: Node) -> None:
 
 @lowers("attention")
 def attention(e: Emitter, node: Node) -> None:
-    """`Attention-24` with `nonpad_kv_seqlen`: the causal diagonal ends at the last valid row."""
+    """`Attention-24` with `nonpad_kv_seqlen`: the causal diagonal ends at the last valid row.
+
+    A window is a mask: the operator has an attribute for it from opset 25 on.
+    """
     attrs = node.attrs
     assert isinstance(attrs, AttentionAttributes)
     q, k_cache, v_cache, length = node.operands
     head_dim = int(str(k_cache.type.shape[3]))
     query = _split_heads(e, e.name(q), attrs.heads, head_dim)
+    mask = "" if attrs.window is None else _window_mask(e, node, attrs.window)
     (out,) = e.op(
         "Attention",
-        [query, e.name(k_cache), e.name(v_cache), "", "", "", e.name(length)],
+        [query, e.name(k_cache), e.name(v_cache), mask, "", "", e.name(length)],
         is_causal=int(attrs.causal),
         scale=attrs.scale,
     )
     (rows,) = e.op("Transpose", [out], perm=[0, 2, 1, 3])
     e.result(node, "Reshape", [rows, e.ints(0, 0, -1)])
+
+
+def _window_mask(e: Emitter, node: Node, window: int) -> str:
+    """Which rows lie in the window of each query or behind it, bool `[b, 1, s, capacity]`.
+
+    Row j does for the query of row i if `j > i - window`. Layers of one window share the mask.
+    """
+    q, k_cache, _, length = node.operands
+    capacity = int(str(k_cache.type.shape[2]))
+
+    def make() -> str:
+        rows = e.size(q, 1)
+        (first,) = e.op("Sub", [e.op("Sub", [e.name(length), rows])[0], e.ints(window)])
+        (count,) = e.op("Squeeze", [rows])
+        zero, one = (e.constant(np.array(v, dtype=np.int64)) for v in (0, 1))
+        (steps,) = e.op("Range", [zero, count, one])
+        (before,) = e.op("Add", [e.op("Unsqueeze", [first, e.ints(1)])[0], steps])
+        (before,) = e.op("Unsqueeze", [before, e.ints(1, 3)])
+        return e.op("Greater", [e.constant(np.arange(capacity, dtype=np.int64)), before])[0]
+
+    key = ("window", e.name(length), str(q.type.shape[1]), window, capacity)
+    return e.once(key, make)
 
 
 def _split_heads(e: Emitter, x: str, heads: int, head_dim: int) -> str:

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgecc.backends.base import Array
+from edgecc.backends.interface import slot_name
 from edgecc.backends.onnx.storage import (
     ONNX_DTYPES,
     Expansion,
@@ -81,7 +82,9 @@ class Emitter:
         self.storage = storage
         self.expansions: dict[str, Expansion] = {}
         self.functions: dict[str, onnx.FunctionProto] = {}
+        self.slots = sequences(module)
         self._names = _onnx_names(graph, module.weights)
+        self._by_slot = by_slot(module, graph, dialect)
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._memo: dict[object, Any] = {}
@@ -107,12 +110,14 @@ class Emitter:
             lowering(self, node)
         labels = output_names(self.graph)
         outputs = [
-            self._output(n, o.value) for n, o in zip(labels, self.graph.outputs, strict=True)
+            info
+            for n, o in zip(labels, self.graph.outputs, strict=True)
+            for info in self._output(n, o.value)
         ]
         proto = helper.make_graph(
             self._nodes,
             self.graph.name,
-            [self._value_info(i.name, i.value) for i in self.graph.inputs],
+            [info for i in self.graph.inputs for info in self._infos(i.name, i.value)],
             outputs,
             initializer=list(self._initializers.values()),
         )
@@ -243,15 +248,45 @@ class Emitter:
         self._counter += 1
         return f"{self._scope}/{hint}.out{self._counter}"
 
-    def _value_info(self, name: str, value: Value) -> onnx.ValueInfoProto:
-        shape = [d if isinstance(d, int) else str(d) for d in value.type.shape]
-        return helper.make_tensor_value_info(name, ONNX_TYPES[value.type.dtype], shape)
+    def branch(
+        self, label: str, count: int, element: int, fill: Callable[[Sequence[str]], None]
+    ) -> onnx.GraphProto:
+        """A branch of an `If`.
 
-    def _output(self, label: str, value: Value) -> onnx.ValueInfoProto:
+        What `once` is to keep for the whole graph must have been made before.
+
+        Args:
+            label: Names its nodes within the model.
+            count: How many outputs it has.
+            element: Their element type.
+            fill: Appends its nodes, given the names of its outputs.
+        """
+        outer, scope = self._nodes, self._scope
+        outputs = [self.fresh(label) for _ in range(count)]
+        self._nodes, self._scope = [], f"{scope}/{label}"
+        try:
+            fill(outputs)
+            infos = [helper.make_tensor_value_info(name, element, None) for name in outputs]
+            return helper.make_graph(self._nodes, self._scope, [], infos)
+        finally:
+            self._nodes, self._scope = outer, scope
+
+    def _infos(self, name: str, value: Value) -> list[onnx.ValueInfoProto]:
+        """What an input or output is: one, or one for each slot."""
+        element = ONNX_TYPES[value.type.dtype]
+        shape = [d if isinstance(d, int) else str(d) for d in value.type.shape]
+        if value not in self._by_slot:
+            return [helper.make_tensor_value_info(name, element, shape)]
+        return [  # of one sequence, or of none
+            helper.make_tensor_value_info(slot_name(name, slot), element, [None, *shape[1:]])
+            for slot in range(self.slots)
+        ]
+
+    def _output(self, label: str, value: Value) -> list[onnx.ValueInfoProto]:
         if label != self.name(value):  # an input returned as it is, or a value returned twice
             self._scope = label
             self.op("Identity", [self.name(value)], [label])
-        return self._value_info(label, value)
+        return self._infos(label, value)
 
 
 def _onnx_names(graph: Graph, weights: Collection[str]) -> dict[Value, str]:
@@ -287,6 +322,20 @@ def output_names(graph: Graph) -> list[str]:
         f"present.{o.name}" if o.alias is not None or o.name in taken else o.name
         for o in graph.outputs
     ]
+
+
+def sequences(module: Module) -> int:
+    """Most sequences of one call: the number that the module was lifted for."""
+    limits = module.metadata.get("limits")
+    return int(str(limits.get("max_batch_size", 1))) if isinstance(limits, dict) else 1
+
+
+def by_slot(module: Module, graph: Graph, dialect: Dialect) -> frozenset[Value]:
+    """Inputs and outputs that the model of a graph has once for each slot, see `slots`."""
+    if dialect is not Dialect.ORT_CONTRIB or sequences(module) == 1:
+        return frozenset()
+    nodes = [n for n in graph.nodes if n.op.name == "cached_attention"]
+    return frozenset(v for n in nodes for v in (*n.operands[3:5], *n.results[1:]))
 
 
 def is_static(dim: Dim) -> bool:

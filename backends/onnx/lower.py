@@ -19,7 +19,7 @@ from edgecc.backends.onnx import (  # noqa: F401 (registers the lowerings)
     state,
     vision,
 )
-from edgecc.backends.onnx.emitter import Emitter
+from edgecc.backends.onnx.emitter import Emitter, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.onnx.storage import Storage
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, places
@@ -78,9 +78,10 @@ def lower(module: Module, device: Device, directory: Path, file: WrittenFile) ->
         "backend": device.backend,
         "dialect": dialect.value,
         "min_rows": device.min_rows,
+        "max_batch_size": sequences(module),
         "weight_file": WEIGHT_FILE,
         "models": models,
-        "programs": {e.name: program(module, e) for e in entries},
+        "programs": {e.name: program(module, e, dialect) for e in entries},
         "entries": {e.name: interface(e) for e in entries},
         "tensors": places(tensors, file),
     }

@@ -2,46 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from edgecc.backends.onnx.emitter import output_names
-from edgecc.ir.core import Graph, Module
+from edgecc.backends.interface import slot_name
+from edgecc.backends.onnx.emitter import by_slot, output_names, sequences
+from edgecc.devices import Dialect
+from edgecc.ir.core import Graph, Module, Value
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.printer import value_names
 
 
-def program(module: Module, entry: Graph) -> list[dict[str, Any]]:
+def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> list[dict[str, Any]]:
     """Steps of an entry, each `{"graph", "inputs", "outputs"}`.
 
     `inputs` and `outputs` map the model's names to values, which are named within the entry; its
-    own inputs keep their names. An entry without calls is one step that runs its own model.
+    own inputs keep their names. A step that updates a cache which a later step updates again also
+    has `updates`: outputs by name, and the inputs in whose buffers they lie. An entry without calls
+    is one step that runs its own model. What a model has once for each slot has the slot in both
+    names.
+
+    Args:
+        module: Owner of the entry.
+        entry: The graph.
+        dialect: Of the models; None for engines that are no models.
     """
     names = value_names(entry)
     if not list(entry.callees()):
-        return [
-            {
-                "graph": entry.name,
-                "inputs": {i.name: names[i.value] for i in entry.inputs},
-                "outputs": dict(
-                    zip(output_names(entry), (names[o.value] for o in entry.outputs), strict=True)
-                ),
-            }
-        ]
+        return [_step(module, entry, dialect, names, [i.value for i in entry.inputs], None)]
+    returned = {o.value for o in entry.outputs}
     steps = []
     for node in entry.nodes:
         attrs = node.attrs
         assert isinstance(attrs, CallAttributes)
         callee = module.graphs[attrs.callee]
-        pairs = zip(callee.inputs, node.operands, strict=True)
-        results = zip(output_names(callee), node.results, strict=True)
-        steps.append(
-            {
-                "graph": callee.name,
-                "inputs": {i.name: names[v] for i, v in pairs},
-                "outputs": {name: names[v] for name, v in results},
-            }
-        )
+        steps.append(_step(module, callee, dialect, names, node.operands, node.results, returned))
     return steps
+
+
+def _step(
+    module: Module,
+    graph: Graph,
+    dialect: Dialect | None,
+    names: Mapping[Value, str],
+    operands: Sequence[Value],
+    results: Sequence[Value] | None,
+    returned: Collection[Value] = (),
+) -> dict[str, Any]:
+    """A run of a graph's model: with values of the entry, which are its own where None.
+
+    The entry returns some of them.
+    """
+    apart = by_slot(module, graph, dialect) if dialect is not None else frozenset()
+    slots = range(sequences(module))
+
+    def bound(own: Iterable[tuple[str, Value]], values: Iterable[Value]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for (name, inner), outer in zip(own, values, strict=True):
+            if inner in apart:
+                found.update((slot_name(name, i), slot_name(names[outer], i)) for i in slots)
+            else:
+                found[name] = names[outer]
+        return found
+
+    made = [o.value for o in graph.outputs]
+    step: dict[str, Any] = {
+        "graph": graph.name,
+        "inputs": bound(((i.name, i.value) for i in graph.inputs), operands),
+        "outputs": bound(
+            zip(output_names(graph), made, strict=True), made if results is None else results
+        ),
+    }
+    if results is not None and (updates := _updates(graph, results, returned, apart, slots)):
+        step["updates"] = updates
+    return step
+
+
+def _updates(
+    graph: Graph,
+    results: Sequence[Value],
+    returned: Collection[Value],
+    apart: Collection[Value],
+    slots: range,
+) -> dict[str, str]:
+    """Outputs of a call that update a cache which a later call updates again."""
+    found: dict[str, str] = {}
+    for label, value, output in zip(output_names(graph), results, graph.outputs, strict=True):
+        if output.alias is None or value in returned:
+            continue
+        if output.value in apart:
+            found |= {slot_name(label, i): slot_name(output.alias, i) for i in slots}
+        else:
+            found[label] = output.alias
+    return found
 
 
 def interface(entry: Graph) -> dict[str, list[dict[str, Any]]]:

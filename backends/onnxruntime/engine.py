@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,9 +13,10 @@ from edgecc.backends.artifact import check_artifact
 from edgecc.backends.base import Progress
 from edgecc.backends.interface import Interface
 from edgecc.backends.mapped_weights import WeightFile
+from edgecc.backends.memory import available_bytes
 from edgecc.backends.onnxruntime.executable import OrtExecutable
-from edgecc.backends.onnxruntime.expand import expand
-from edgecc.errors import BackendError, BundleError, UnsupportedError
+from edgecc.backends.onnxruntime.expand import expand, expanded_bytes
+from edgecc.errors import BackendError, BundleError, ResourceError, UnsupportedError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -48,6 +49,7 @@ class OrtEngine:
         self._artifact = artifact
         self._entries: dict[str, OrtExecutable] = {}
         weights = WeightFile(bundle.file(artifact["weight_file"]), artifact["tensors"])
+        _check_memory(artifact["models"].values(), weights)
         threads = num_threads or _default_threads(weights)
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
         for done, (name, model) in enumerate(artifact["models"].items()):
@@ -77,6 +79,7 @@ class OrtEngine:
                 self._artifact["programs"][name],
                 Interface(entry),
                 min_rows=int(self._artifact["min_rows"]),
+                slots=int(self._artifact.get("max_batch_size", 1)),
             )
         return self._entries[name]
 
@@ -161,6 +164,25 @@ def _open(
             where=str(path),
             help="compile the bundle again",
         ) from error
+
+
+def _check_memory(models: Iterable[Mapping[str, Any]], weights: WeightFile) -> None:
+    """Say what expanding takes before it takes it: afterwards the system would end the process.
+
+    Raises:
+        ResourceError: There is too little memory.
+    """
+    needed = sum(expanded_bytes(item, weights) for model in models for item in model["expand"])
+    free = available_bytes()
+    if free is not None and needed > free:
+        raise ResourceError(
+            "resources/memory",
+            f"loading expands weights to {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
+            "are free",
+            where=str(weights.path),
+            help="compile with --linear-form int8-split, where NVFP4 weights stay in 8 bits, or "
+            "for a GPU; or load the bundle on a larger machine",
+        )
 
 
 def _default_threads(weights: WeightFile) -> int:

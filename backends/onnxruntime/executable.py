@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import Interface, Port, needed_steps
+from edgecc.backends.interface import Interface, Port, buffers, needed_steps, slot_name
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class OrtExecutable:
         min_rows: Calls with fewer token rows are padded to this many, because kernels for a single
             row sum in another order; results of padding rows are cut off, and what they write into
             caches and logs lies behind the valid rows.
+        slots: Sequences that it holds, the most of a call.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class OrtExecutable:
         interface: Interface,
         *,
         min_rows: int,
+        slots: int = 1,
     ) -> None:
         self._sessions = sessions
         self._program = program
@@ -64,10 +66,25 @@ class OrtExecutable:
         padding = min_rows - 1 if Role.TOKEN_IDS in interface.inputs else 0
         self._capacity = max(0, interface.rows - padding)
         self._log_rows = interface.log_rows
-        self._states = [_allocate(port) for port in interface.states]
-        ports = (*interface.caches, *interface.logs)
-        self._carried = {port.name: _allocate(port) for port in ports}
-        self._carried.update(zip((p.name for p in interface.states), self._states, strict=True))
+        self._slots = slots
+        self._carried = {port.name: _allocate(port, slots) for port in interface.carried}
+        self._states = [self._carried[port.name] for port in interface.states]
+        self._spare: dict[tuple[int, ...], Array] = {}
+        self._updates = dict(interface.updates)
+        for value, cache in interface.updates.items():
+            names = ((slot_name(value, i), slot_name(cache, i)) for i in range(slots))
+            self._updates.update(names)
+        self._buffers = buffers(program, self._updates)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that it holds."""
+        return self._slots
+
+    @property
+    def batch_size(self) -> int:
+        """Most sequences of one call."""
+        return self._slots
 
     @property
     def capacity(self) -> int:
@@ -79,7 +96,9 @@ class OrtExecutable:
         """Rows the logs of the states hold."""
         return self._log_rows
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """See `Executable.run`.
 
         Raises:
@@ -87,13 +106,15 @@ class OrtExecutable:
                 the new rows do not fit into the caches.
             BackendError: ONNX Runtime refused the call.
         """
-        self._interface.check(inputs, outputs, self._capacity)
-        if self._states and not inputs[Role.CACHE_LENGTH][0]:
-            for state, _ in self._states:
-                state.fill(0)
+        left = self._slots - slot
+        count = self._interface.check(inputs, outputs, self._capacity, most=left)
+        if self._states:
+            (begun,) = np.nonzero(inputs[Role.CACHE_LENGTH] == 0)
+            for state in self._states:
+                state[slot + begun] = 0
         padding = self._padding(inputs)
         shapes = {role: self._shape(role, array, padding) for role, array in inputs.items()}
-        key = (tuple(sorted(shapes.items())), tuple(sorted(outputs)))
+        key = (slot, tuple(sorted(shapes.items())), tuple(sorted(outputs)))
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
@@ -101,7 +122,7 @@ class OrtExecutable:
             for session, binding in plan.steps:
                 _start(session, binding)
         else:
-            plan = self._first_run(shapes, inputs, outputs)
+            plan = self._first_run(shapes, inputs, outputs, slice(slot, slot + count))
             if max((s[1] for s in shapes.values() if len(s) > 1), default=0) <= CACHED_ROWS:
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
@@ -129,29 +150,30 @@ class OrtExecutable:
         shapes: Mapping[Role, tuple[int, ...]],
         inputs: Mapping[Role, Array],
         outputs: Sequence[Role],
+        slots: slice,
     ) -> _Plan:
         """Bind and run step by step: a step's input buffers are the outputs of steps before it."""
         import onnxruntime as ort
 
         ports = self._interface
-        buffers = {
+        given = {
             role: np.zeros(shape, dtype=ports.inputs[role].dtype) for role, shape in shapes.items()
         }
-        _fill(buffers, inputs)
+        _fill(given, inputs)
         values: dict[str, Any] = {
             ports.inputs[role].name: ort.OrtValue.ortvalue_from_numpy(buffer)
-            for role, buffer in buffers.items()
+            for role, buffer in given.items()
         }
-        values.update({name: value for name, (_, value) in self._carried.items()})
+        values.update(self._held(slots))
         wanted = [ports.outputs[role].value for role in outputs]
         steps = []
-        for step in needed_steps(self._program, {*wanted, *ports.updates}):
+        for step in needed_steps(self._program, {*wanted, *self._updates}):
             session = self._sessions[step["graph"]]
             binding = session.io_binding()
             for name, value in step["inputs"].items():
                 binding.bind_ortvalue_input(name, values[value])
             for name, value in step["outputs"].items():
-                cache = ports.updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                     binding.bind_ortvalue_output(name, values[cache])
@@ -164,15 +186,34 @@ class OrtExecutable:
                 values.setdefault(value, result)
             steps.append((session, binding))
         arrays = {role: values[ports.outputs[role].value].numpy() for role in outputs}
-        return _Plan(steps, buffers, arrays)
+        return _Plan(steps, given, arrays)
+
+    def _held(self, slots: slice) -> dict[str, Any]:
+        """What is carried, of some slots, by its names in a program: together, and apart.
+
+        A model that has caches apart has them for all slots. Those that take no part have no rows
+        if there is one sequence, else all of them write to one buffer: pages of it are taken by the
+        rows of a call only.
+        """
+        import onnxruntime as ort
+
+        wrap = ort.OrtValue.ortvalue_from_numpy
+        held = {name: wrap(array[slots]) for name, array in self._carried.items()}
+        count = slots.stop - slots.start
+        for port in self._interface.caches:
+            array = self._carried[port.name]
+            idle = array[:0]
+            if 1 < count < self._slots:
+                idle = self._spare.setdefault(array.shape[1:], np.zeros_like(array[:1]))
+            apart = [array[i : i + 1] for i in range(slots.start, slots.stop)]
+            apart += [idle] * (self._slots - count)
+            held.update((slot_name(port.name, i), wrap(part)) for i, part in enumerate(apart))
+        return held
 
 
-def _allocate(port: Port) -> tuple[Array, Any]:
-    """A zeroed buffer for one sequence; pages are only taken when rows are written."""
-    import onnxruntime as ort
-
-    array = np.zeros([1, *map(int, port.shape[1:])], dtype=port.dtype)
-    return array, ort.OrtValue.ortvalue_from_numpy(array)
+def _allocate(port: Port, slots: int) -> Array:
+    """A zeroed buffer; the system gives a page of it when something is written there."""
+    return np.zeros([slots, *map(int, port.shape[1:])], dtype=port.dtype)
 
 
 def _fill(buffers: Mapping[Role, Array], inputs: Mapping[Role, Array]) -> None:

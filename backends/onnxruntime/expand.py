@@ -46,16 +46,38 @@ def _nvfp4_int8(parts: Parts, item: Item) -> list[Array]:
     return [codes, scales]
 
 
+_LAYOUTS: Mapping[str, str] = {
+    "fp8-block-f32": "fp8-block",
+    "fp8-f32": "fp8",
+    "int4-f32": "int4",
+    "int8-f32": "int8",
+    "nvfp4-f32": "nvfp4",
+    "widen-f32": "dense",
+}
+"""Forms that give float32, and the layout they read."""
+
 FORMS: Mapping[str, Callable[[Parts, Item], list[Array]]] = {
-    "fp8-block-f32": partial(_float32, layout="fp8-block"),
-    "fp8-f32": partial(_float32, layout="fp8"),
-    "int4-f32": partial(_float32, layout="int4"),
-    "int8-f32": partial(_float32, layout="int8"),
-    "nvfp4-f32": partial(_float32, layout="nvfp4"),
-    "widen-f32": partial(_float32, layout="dense"),
+    **{form: partial(_float32, layout=layout) for form, layout in _LAYOUTS.items()},
     "nvfp4-int8": _nvfp4_int8,
 }
 """Expansion forms of the manifest: component arrays to initializers."""
+
+
+def expanded_bytes(item: Item, file: WeightFile) -> int:
+    """Bytes of the initializers of one `expand` entry; nothing is read.
+
+    Raises:
+        BundleError: Unknown form or tensor, or parts that do not belong together.
+    """
+    parts = _parts(item, file)
+    try:
+        layout = _LAYOUTS.get(item["form"])
+        if layout is not None:
+            return 4 * prod(values_of(layout, parts, item.get("block", ())).shape)
+        rows, columns = check_nvfp4(parts)
+        return rows * columns + 4 * (rows * columns // 16)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise _damaged(item, file, error) from error
 
 
 def expand(item: Item, file: WeightFile) -> dict[str, Array]:
@@ -64,21 +86,28 @@ def expand(item: Item, file: WeightFile) -> dict[str, Array]:
     Raises:
         BundleError: Unknown form or tensor, or parts that do not belong together.
     """
-    form = FORMS.get(item["form"])
-    if form is None:
+    parts = _parts(item, file)
+    try:
+        return dict(zip(item["initializers"], FORMS[item["form"]](parts, item), strict=True))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise _damaged(item, file, error) from error
+
+
+def _parts(item: Item, file: WeightFile) -> Parts:
+    if item["form"] not in FORMS:
         raise BundleError(
             "bundle/unknown-form",
             f"unknown expansion {item['form']!r}",
             where=str(file.path),
             help="the bundle was made by a newer edgecc: update, or compile again",
         )
-    parts = {name: file.tensor(tensor) for name, tensor in item["parts"].items()}
-    try:
-        return dict(zip(item["initializers"], form(parts, item), strict=True))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise BundleError(
-            "bundle/expansion",
-            f"{', '.join(item['initializers'])} cannot be made from {item['parts']}: {error}",
-            where=str(file.path),
-            help="compile the bundle again",
-        ) from error
+    return {name: file.tensor(tensor) for name, tensor in item["parts"].items()}
+
+
+def _damaged(item: Item, file: WeightFile, error: Exception) -> BundleError:
+    return BundleError(
+        "bundle/expansion",
+        f"{', '.join(item['initializers'])} cannot be made from {item['parts']}: {error}",
+        where=str(file.path),
+        help="compile the bundle again",
+    )

@@ -1,9 +1,10 @@
-"""Greedy decoding, plain and speculative: draft, verify, accept.
+"""Decoding, plain and speculative: draft, verify, accept.
 
 A round starts from the newest committed token, the anchor. The draft proposes up to N tokens, the
 target runs over the anchor and the proposals at once, and the longest prefix that agrees with the
 target's own choices is kept, followed by one token that the target chose itself. So each round
-commits one token at least, and the text is the one that the target writes alone.
+commits one token at least, and the text is the one that the target writes alone. How a token is
+chosen, greedily or by chance, is the matter of a `Sampler`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from enum import StrEnum
 from time import perf_counter
 from typing import TypeAlias
 
-from edgecc.backends.base import FloatArray, IntArray
+from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.adaptive import AdaptiveLength
+from edgecc.backends.runtime.calls import Steps
+from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.sampling import Sampler, SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
 
 Choose: TypeAlias = Callable[[int], int]
-"""The target's token of a row of a verification."""
+"""The target's token of a row of a verification. It is asked in order, for rows it commits only."""
 
 
 class FinishReason(StrEnum):
@@ -52,6 +57,7 @@ class Round:
         seconds: Where the time went.
         is_prompt: The round that read the prompt and chose the first token, with no verification.
         finish_reason: Set on the last round.
+        logprobs: Of each of `tokens`; empty unless asked for.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +66,7 @@ class Round:
     seconds: Seconds
     is_prompt: bool = False
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Decoder(ABC):
@@ -73,6 +80,7 @@ class Decoder(ABC):
     def __init__(self, session: Session, model: ModelInfo) -> None:
         self._session = session
         self._model = model
+        self._sampler = Sampler(SamplingParams(), (), model.num_tokens)
 
     @abstractmethod
     def _drafting(self, start: int) -> bool:
@@ -82,11 +90,16 @@ class Decoder(ABC):
     def _most(self) -> int:
         """Most proposals of the next verification, at most `session.room`."""
 
+    def _learn(self, made: Round) -> None:  # noqa: B027
+        """Take notice of a round that is done; most decoders have no use for it."""
+
     def rounds(
         self,
         token_ids: Sequence[int] | IntArray,
         max_new_tokens: int,
         stop_ids: Collection[int] = (),
+        sampling: SamplingParams | None = None,
+        images: PromptImages | None = None,
     ) -> Iterator[Round]:
         """Continue a prompt.
 
@@ -94,58 +107,82 @@ class Decoder(ABC):
             token_ids: The prompt: at least one id, each below `num_tokens`.
             max_new_tokens: Most tokens to commit. The model's length limits it as well.
             stop_ids: Tokens that end the text; the one that does is committed.
+            sampling: How tokens are chosen; None means greedily.
+            images: What is in the prompt besides text.
 
         Yields:
             The round of the prompt, with the first token, then one round per target call. The last
             one has a finish reason. Nothing if there is no room for a single token.
         """
+        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images):
+            yield self._session.run(steps)
+
+    def steps(
+        self,
+        token_ids: Sequence[int] | IntArray,
+        max_new_tokens: int,
+        stop_ids: Collection[int] = (),
+        sampling: SamplingParams | None = None,
+        images: PromptImages | None = None,
+    ) -> Iterator[Steps[Round]]:
+        """Like `rounds`, for a caller that makes the engine calls.
+
+        Yields:
+            A coroutine for each round, to be run to its end before the next one is taken.
+        """
         session = self._session
         session.reset()
+        params = SamplingParams() if sampling is None else sampling
+        self._sampler = Sampler(params, token_ids, self._model.num_tokens)
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
-        left = min(max_new_tokens, room)
-        if left < 1:
+        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids))
+        if limits.left < 1:
             return
-        stops = frozenset(stop_ids)
-        lap = _Lap(session)
-        token = best_token(
-            session.prefill(token_ids, features=self._drafting(len(token_ids))),
-            self._model.num_tokens,
-        )
-        session.push(token)
-        left -= 1
-        reason = _finish_reason(token, stops, left)
-        yield Round((token,), (), 0, lap.end(), is_prompt=True, finish_reason=reason)
-        while reason is None:
-            lap = _Lap(session)
-            tokens, proposed, accepted = self._step(stops)
-            tokens = tokens[:left]
-            left -= len(tokens)
-            reason = _finish_reason(tokens[-1], stops, left)
-            yield Round(tokens, proposed, accepted, lap.end(), finish_reason=reason)
+        yield self._first_round(token_ids, limits, images)
+        while limits.reason is None:
+            yield self._next_round(limits)
 
-    def _step(self, stops: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """One verification: the tokens committed, the proposals, and how many were accepted."""
+    def _first_round(
+        self, token_ids: Sequence[int] | IntArray, limits: _Limits, images: PromptImages | None
+    ) -> Steps[Round]:
+        """Read the prompt and choose a token."""
         session = self._session
+        lap = _Lap(session)
+        drafting = self._drafting(len(token_ids))
+        logits = yield from session.prefill(token_ids, features=drafting, images=images)
+        token = self._sampler.choose(logits)
+        session.push(token)
+        tokens, reason = limits.cut((token,))
+        logprobs = self._sampler.take_logprobs()
+        return Round(tokens, (), 0, lap.end(), True, reason, logprobs)
+
+    def _next_round(self, limits: _Limits) -> Steps[Round]:
+        """One verification."""
+        session = self._session
+        lap = _Lap(session)
         drafting = self._drafting(session.start)
         most = self._most() if drafting else 0
-        if session.runs_rounds:
+        if session.runs_rounds and not self._sampler.needs_logits:
             proposed, choose = self._round(most, drafting)
         else:
-            proposed, choose = self._verify(most, drafting)
-        accepted, token = accept(choose, proposed, stops)
+            proposed, choose = yield from self._verify(most, drafting)
+        accepted, token = accept(choose, proposed, limits.stop_ids)
         session.commit(accepted, token)
-        return (*proposed[:accepted], token), proposed, accepted
+        tokens, reason = limits.cut((*proposed[:accepted], token))
+        logprobs = self._sampler.take_logprobs()[: len(tokens)]
+        made = Round(tokens, proposed, accepted, lap.end(), False, reason, logprobs)
+        self._learn(made)
+        return made
 
-    def _verify(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
+    def _verify(self, most: int, drafting: bool) -> Steps[tuple[tuple[int, ...], Choose]]:
         """Proposals and the target's choices, by calls of the draft and of the target."""
-        count = self._model.num_tokens
-        drafted = self._session.propose()[:most] if most else []
-        proposed = _valid_prefix(drafted, count)
-        logits = self._session.verify(proposed, features=drafting)
-        return tuple(proposed), lambda row: best_token(logits[row], count)
+        drafted = (yield from self._session.propose()) if most else []
+        proposed = _valid_prefix(drafted[:most], self._model.num_tokens)
+        logits = yield from self._session.verify(proposed, features=drafting)
+        return tuple(proposed), lambda row: self._sampler.choose(logits[row])
 
     def _round(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
-        """The same from a round on the device."""
+        """The same from a round on the device, which chooses greedily."""
         count = self._model.num_tokens
         proposed, chosen = self._session.round(most, features=drafting)
         return tuple(_valid_prefix(proposed, count)), lambda row: _checked(chosen[row], count)
@@ -174,6 +211,7 @@ class SpeculativeDecoder(Decoder):
         model: What the bundle says about the model.
         draft: What the bundle says about the draft.
         num_speculative_tokens: N, from 1 to the compiled number; None means the compiled number.
+        adaptive: Propose fewer where measured acceptance and times say that it is faster.
     """
 
     def __init__(
@@ -182,9 +220,12 @@ class SpeculativeDecoder(Decoder):
         model: ModelInfo,
         draft: DraftInfo,
         num_speculative_tokens: int | None = None,
+        *,
+        adaptive: bool = False,
     ) -> None:
         super().__init__(session, model)
         self._wanted = num_speculative_tokens or draft.num_speculative_tokens
+        self._length = AdaptiveLength(self._wanted) if adaptive else None
         reach = min(draft.max_position_embeddings, session.draft_capacity)
         self._last_start = reach - draft.block_size
 
@@ -192,7 +233,13 @@ class SpeculativeDecoder(Decoder):
         return start <= self._last_start
 
     def _most(self) -> int:
-        return max(0, min(self._wanted, self._session.room))
+        wanted = self._wanted if self._length is None else self._length.next()
+        return max(0, min(wanted, self._session.room))
+
+    def _learn(self, made: Round) -> None:
+        if self._length is not None and made.finish_reason is None:
+            seconds = made.seconds.target + made.seconds.draft + made.seconds.host
+            self._length.observe(len(made.proposed), made.accepted, seconds)
 
 
 def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) -> tuple[int, int]:
@@ -213,29 +260,6 @@ def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) ->
         if token != proposal or token in stop_ids:
             return index, token
     return len(proposed), choose(len(proposed))
-
-
-def best_token(row: FloatArray, num_tokens: int) -> int:
-    """The token with the largest logit; of equal ones the first.
-
-    Args:
-        row: Logits f32 `[V]`.
-        num_tokens: Ids from here on are padding rows and are never chosen.
-
-    Raises:
-        BackendError: The row has a NaN. `argmax` answers the position of the first one, so that a
-            single comparison finds out.
-    """
-    candidates = row[:num_tokens]
-    token = int(candidates.argmax())
-    best = candidates[token]
-    if best != best:
-        raise BackendError(
-            "runtime/logits-not-a-number",
-            f"the target's logit for token {token} is not a number",
-            help="run `edgecc verify` on the bundle: it finds the first layer that differs",
-        )
-    return token
 
 
 def _checked(token: int, num_tokens: int) -> int:
@@ -269,10 +293,29 @@ class _Lap:
         return Seconds(target, draft, max(0.0, total - target - draft))
 
 
-def _finish_reason(token: int, stops: frozenset[int], left: int) -> FinishReason | None:
-    if token in stops:
-        return FinishReason.STOP
-    return None if left else FinishReason.LENGTH
+@dataclass(slots=True)
+class _Limits:
+    """What ends a text.
+
+    Attributes:
+        left: Tokens that may still be committed.
+        stop_ids: Tokens that end it.
+        reason: Why it ended, once it has.
+    """
+
+    left: int
+    stop_ids: frozenset[int]
+    reason: FinishReason | None = None
+
+    def cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """As many of the next tokens as may be committed, and whether they end the text."""
+        kept = tokens[: self.left]
+        self.left -= len(kept)
+        if kept[-1] in self.stop_ids:
+            self.reason = FinishReason.STOP
+        elif not self.left:
+            self.reason = FinishReason.LENGTH
+        return kept, self.reason
 
 
 def _valid_prefix(proposals: list[int], num_tokens: int) -> list[int]:

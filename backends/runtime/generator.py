@@ -5,86 +5,50 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from time import perf_counter
 from types import TracebackType
+from typing import Any, TypeVar, Unpack
 
-from edgecc.backends.base import Engine, IntArray, greedy_rounds
+from edgecc.backends.base import Engine, Executable, GreedyRounds, IntArray, greedy_rounds
+from edgecc.backends.runtime.answer import Answer, Chunk, Generation
+from edgecc.backends.runtime.batch import Batch
+from edgecc.backends.runtime.calls import Entry, Steps
 from edgecc.backends.runtime.chat import ChatTemplates, Message
-from edgecc.backends.runtime.decoder import (
-    Decoder,
-    FinishReason,
-    PlainDecoder,
-    Round,
-    SpeculativeDecoder,
-)
+from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, Round, SpeculativeDecoder
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.prompt import Images, PromptReader
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
     check_max_new_tokens,
     check_num_speculative_tokens,
-    check_prompt,
     check_stop,
-    check_token_ids,
 )
+from edgecc.backends.runtime.sampling import (
+    SamplingOptions,
+    SamplingParams,
+    params_from_generation_config,
+    resolve_sampling,
+)
+from edgecc.backends.runtime.scheduler import Scheduler
 from edgecc.backends.runtime.session import Session
-from edgecc.backends.runtime.stats import AcceptanceMonitor, SpeculationWarning, Stats
-from edgecc.backends.runtime.text import TextBuilder
+from edgecc.backends.runtime.stats import AcceptanceMonitor, SpeculationWarning
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import RequestError
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one round added to an answer.
-
-    Text and tokens of one chunk need not belong together: text waits until its characters are
-    complete and until it cannot be the beginning of a stop string.
-
-    Attributes:
-        text: The next piece of text, in whole characters; may be empty.
-        token_ids: The tokens added; several with speculation.
-        finish_reason: Set on the last chunk.
-        stats: Counts and times so far: one object, which grows until the last chunk.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    stats: Stats
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished answer.
-
-    Attributes:
-        token_ids: The tokens generated, up to and with the stop token or the token that completes a
-            stop string.
-        text: Their text, without special tokens and up to a stop string. A character cut off by the
-            length limit shows as U+FFFD.
-        finish_reason: `stop` at a stop token or stop string, `length` at a limit.
-        prompt_tokens: Tokens of the prompt.
-        stats: Counts and times.
-    """
-
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    stats: Stats
+T = TypeVar("T")
 
 
 class Generator:
-    """Generates text with one bundle, one request at a time.
+    """Generates text with one bundle: one request at a time, or a batch of them.
 
     Args:
         engine: The bundle's entries on a device; closed with the generator.
         model: What the bundle says about the model.
         tokenizer: The bundle's tokenizer; without it there are tokens only.
         chat: The bundle's chat templates.
+        generation_config: What the checkpoint's `generation_config.json` says.
     """
 
     def __init__(
@@ -93,16 +57,20 @@ class Generator:
         model: ModelInfo,
         tokenizer: Tokenizer | None = None,
         chat: ChatTemplates | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat if chat is not None else ChatTemplates({})
-        draft = None if model.draft is None else engine.entry("draft")
-        target = engine.entry("target")
-        self._session = Session(
-            target, draft, prefill_chunk=model.prefill_chunk, rounds=greedy_rounds(engine)
-        )
+        self._generation_config = generation_config or {}
+        self._reader = PromptReader(model, tokenizer, self._chat)
+        self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
+        if model.draft is not None:
+            self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
+        if model.images is not None:
+            self._entries[Entry.VISION] = engine.entry(Entry.VISION)
+        self._session = self._new_session(greedy_rounds(engine))
         self._monitor = AcceptanceMonitor()
         self._busy = threading.Lock()
         self._in_round = threading.Lock()
@@ -125,18 +93,21 @@ class Generator:
         Raises:
             RequestError: The bundle has none.
         """
-        if self._tokenizer is None:
-            raise RequestError(
-                "request/no-tokenizer",
-                "the bundle has no tokenizer",
-                help="pass token_ids instead of text",
-            )
-        return self._tokenizer
+        return self._reader.tokenizer
 
     @property
     def chat(self) -> ChatTemplates:
         """The bundle's chat templates; possibly none."""
         return self._chat
+
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the authors of the checkpoint recommend; temperature 1 if they say nothing.
+
+        Raises:
+            RequestError: A value in the checkpoint's `generation_config.json` is out of range.
+        """
+        return params_from_generation_config(self._generation_config)
 
     def generate(
         self,
@@ -144,22 +115,31 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Continue a prompt, greedily. Exactly one of prompt, token_ids and messages is given.
+        """Continue a prompt. Exactly one of prompt, token_ids and messages is given.
 
-        The answer is the same with and without speculation.
+        Decoding is greedy unless a temperature is set, as an option or in `sampling`. The answer is
+        the same with and without speculation; with a temperature, for the same seed.
 
         Args:
             prompt: Text to continue. Special tokens that it names are encoded as such; none are
                 added.
             token_ids: The prompt as token ids.
-            messages: A chat to answer; rendered with the bundle's chat template.
+            messages: A chat to answer; rendered with the bundle's chat template. Images are parts
+                of its messages.
+            images: Images that go with prompt or token_ids: paths, bytes of files, Pillow images.
+                They take the places of the placeholders, in order; a prompt without any has them
+                in front.
             max_new_tokens: Most tokens to generate; 0 gives an empty answer. The answer also ends,
                 with reason `length`, where the model's length does.
             num_speculative_tokens: Proposals per round, at most the compiled number.
@@ -167,32 +147,79 @@ class Generator:
             stop: Strings that end the text; they are not part of it.
             ignore_eos: Go on after the model's end tokens.
             on_text: Called with each piece of text as it comes.
+            adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
+            sampling: How tokens are chosen.
+            **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
+                `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
+                `frequency_penalty`, `logit_bias`, `seed`, `logprobs`.
 
         Raises:
-            RequestError: An argument is out of range, or another request is running.
+            RequestError: An argument is out of range, an image cannot be used, or another request
+                is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         stream = self.stream(
             prompt,
             token_ids=token_ids,
             messages=messages,
+            images=images,
             max_new_tokens=max_new_tokens,
             num_speculative_tokens=num_speculative_tokens,
             speculation=speculation,
             stop=stop,
             ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
         )
-        pieces: list[str] = []
-        tokens: list[int] = []
-        stats, reason = Stats(), FinishReason.LENGTH
         with closing(stream) as chunks:
-            for chunk in chunks:
-                tokens += chunk.token_ids
-                stats, reason = chunk.stats, chunk.finish_reason or reason
-                if chunk.text:
-                    pieces.append(chunk.text)
-                    if on_text is not None:
-                        on_text(chunk.text)
-        return Generation(tokens, "".join(pieces), reason, stats.prompt_tokens, stats)
+            return Generation.of(_shown(chunks, on_text))
+
+    def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
+        """Answer several requests, as many at a time as the bundle was compiled for.
+
+        Each answer is the one that its request gets alone.
+
+        Args:
+            requests: From `request`.
+
+        Returns:
+            The answers, in the order of the requests.
+
+        Raises:
+            RequestError: Another request is running.
+            EdgeccError: A request failed; the others are dropped.
+        """
+        chunks: list[list[Chunk]] = [[] for _ in requests]
+        with self.batch() as batch:
+            for request in requests:
+                batch.submit(request)
+            while batch:
+                for progress in batch.step():
+                    if progress.error is not None:
+                        raise progress.error
+                    if progress.chunk is not None:
+                        chunks[progress.ticket].append(progress.chunk)
+        return [Generation.of(own) for own in chunks]
+
+    def batch(self) -> Batch:
+        """Answer requests as they come; see `Batch`. Nothing else runs until it is closed.
+
+        Raises:
+            RequestError: Another request is running, or the generator is closed.
+        """
+        self._check_open()
+        self._begin()
+        slots = min(entry.slots for entry in self._entries.values())
+        rounds = greedy_rounds(self._engine) if slots == 1 else None
+        return Batch(
+            Scheduler(self._entries, lambda: self._new_session(rounds)),
+            self._steps,
+            self._answer,
+            self._guarded,
+            self._busy.release,
+        )
 
     def stream(
         self,
@@ -200,11 +227,15 @@ class Generator:
         *,
         token_ids: Sequence[int] | IntArray | None = None,
         messages: Sequence[Message] | None = None,
+        images: Images | None = None,
         max_new_tokens: int = 128,
         num_speculative_tokens: int | None = None,
         speculation: bool = True,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
         """Like `generate`, but hands out each round as it is done.
 
@@ -216,20 +247,69 @@ class Generator:
             `Generation.text`, their tokens joined `Generation.token_ids`.
 
         Raises:
-            RequestError: An argument is out of range; or, when the first chunk is taken, another
-                request is running.
+            RequestError: An argument is out of range, or an image cannot be used; or, when the
+                first chunk is taken, another request is running.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
+        """
+        request = self.request(
+            prompt,
+            token_ids=token_ids,
+            messages=messages,
+            images=images,
+            max_new_tokens=max_new_tokens,
+            num_speculative_tokens=num_speculative_tokens,
+            speculation=speculation,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            adaptive_speculation=adaptive_speculation,
+            sampling=sampling,
+            **options,
+        )
+        return self._run(request)
+
+    def request(
+        self,
+        prompt: str | None = None,
+        *,
+        token_ids: Sequence[int] | IntArray | None = None,
+        messages: Sequence[Message] | None = None,
+        images: Images | None = None,
+        max_new_tokens: int = 128,
+        num_speculative_tokens: int | None = None,
+        speculation: bool = True,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        adaptive_speculation: bool = False,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Request:
+        """Check the arguments of `generate` and keep them, for a batch.
+
+        Raises:
+            RequestError: An argument is out of range, or an image cannot be used.
+            ResourceError: An image cannot be read.
+            UnsupportedError: Pillow, which reads images, is not installed.
         """
         self._check_open()
-        request = Request(
-            token_ids=self._prompt_ids(prompt, token_ids, messages),
+        read = self._reader.read(prompt, token_ids, messages, images)
+        return Request(
+            token_ids=read.token_ids,
+            images=read.images,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
             num_speculative_tokens=check_num_speculative_tokens(
                 num_speculative_tokens, speculation, self._model
             ),
             stop=check_stop(stop, has_tokenizer=self._tokenizer is not None),
             stop_ids=frozenset() if ignore_eos else self._model.eos_token_ids,
+            sampling=resolve_sampling(
+                sampling,
+                options,
+                num_tokens=self._model.num_tokens,
+                vocab_size=self._model.vocab_size,
+            ),
+            adaptive_speculation=adaptive_speculation,
         )
-        return self._run(request)
 
     def close(self) -> None:
         """Release the engine; nothing can be generated afterwards.
@@ -252,68 +332,63 @@ class Generator:
     ) -> None:
         self.close()
 
-    def _prompt_ids(
-        self,
-        prompt: str | None,
-        token_ids: Sequence[int] | IntArray | None,
-        messages: Sequence[Message] | None,
-    ) -> IntArray:
-        given = {"prompt": prompt, "token_ids": token_ids, "messages": messages}
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) != 1:
-            raise RequestError(
-                "request/one-prompt",
-                "give exactly one of prompt, token_ids and messages, not "
-                + (" and ".join(names) or "none of them"),
-            )
-        if messages is not None:
-            prompt = self._chat.render(messages)
-        if prompt is not None:
-            token_ids = self.tokenizer.encode(check_prompt(prompt))
-        return check_token_ids(token_ids if token_ids is not None else (), self._model)
+    def _new_session(self, rounds: GreedyRounds | None) -> Session:
+        model, entries = self._model, self._entries
+        return Session(
+            entries[Entry.TARGET],
+            entries.get(Entry.DRAFT),
+            prefill_chunk=model.prefill_chunk,
+            rounds=rounds,
+            proposer=PROPOSERS[model.draft.method if model.draft else "dspark"],
+            vision=entries.get(Entry.VISION),
+            feature_size=model.images.feature_size if model.images else 0,
+        )
 
-    def _decoder(self, request: Request) -> Decoder:
+    def _decoder(self, session: Session, request: Request) -> Decoder:
         draft = self._model.draft
         if draft is None or not request.num_speculative_tokens:
-            return PlainDecoder(self._session, self._model)
-        wanted = request.num_speculative_tokens
-        return SpeculativeDecoder(self._session, self._model, draft, wanted)
+            return PlainDecoder(session, self._model)
+        wanted, adaptive = request.num_speculative_tokens, request.adaptive_speculation
+        return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
 
-    def _run(self, request: Request) -> abc.Generator[Chunk, None, None]:
+    def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
+        return self._decoder(session, request).steps(
+            request.token_ids,
+            request.max_new_tokens,
+            request.stop_ids,
+            request.sampling,
+            request.images,
+        )
+
+    def _answer(self, request: Request) -> Answer:
+        return Answer(request, self._tokenizer, self._monitor)
+
+    def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise RequestError(
                 "request/busy",
                 "another request is running on this generator",
-                help="finish or close its stream first, or load the bundle twice",
+                help="finish or close its stream or batch first, or load the bundle twice",
             )
+
+    def _run(self, request: Request) -> abc.Generator[Chunk, None, None]:
+        self._begin()
         try:
             yield from self._chunks(request)
         finally:
             self._busy.release()
 
     def _chunks(self, request: Request) -> abc.Iterator[Chunk]:
-        stats = Stats(prompt_tokens=len(request.token_ids))
-        builder = TextBuilder(self._tokenizer, request.stop, request.stop_ids)
-        rounds = self._decoder(request).rounds(
-            request.token_ids, request.max_new_tokens, request.stop_ids
-        )
-        reason: FinishReason | None = None
-        for step in self._while_open(rounds):
-            begin = perf_counter()
-            tokens, text = builder.push(step.tokens)
-            reason = step.finish_reason
-            if reason is not None and not builder.stopped:
-                text += builder.finish()
-            if builder.stopped:
-                reason = FinishReason.STOP
-            stats.add(step)
-            stats.new_tokens += len(tokens)
-            stats.host_seconds += perf_counter() - begin
-            self._watch(step, stats)
-            yield Chunk(text, list(tokens), reason, stats)
-            if reason is not None:
+        answer, session = self._answer(request), self._session
+        rounds = map(session.run, self._steps(session, request))
+        while (step := self._guarded(lambda: next(rounds, None))) is not None:
+            chunk = answer.add(step)
+            if answer.finding is not None:
+                warnings.warn(answer.finding, SpeculationWarning, stacklevel=3)
+            yield chunk
+            if chunk.finish_reason is not None:
                 return
-        yield Chunk("", [], FinishReason.LENGTH, stats)
+        yield answer.end()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -321,18 +396,18 @@ class Generator:
                 "request/closed", "the generator is closed", help="load the bundle again"
             )
 
-    def _while_open(self, rounds: abc.Iterator[Round]) -> abc.Iterator[Round]:
-        """The same rounds; the engine is not closed while one runs, nor used once it is."""
-        while True:
-            with self._in_round:
-                self._check_open()
-                step = next(rounds, None)
-            if step is None:
-                return
-            yield step
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Do something with the engine: it is not closed meanwhile, nor used once it is."""
+        with self._in_round:
+            self._check_open()
+            return work()
 
-    def _watch(self, step: Round, stats: Stats) -> None:
-        finding = self._monitor.observe(step)
-        if finding is not None:
-            stats.warnings.append(finding)
-            warnings.warn(finding, SpeculationWarning, stacklevel=4)
+
+def _shown(
+    chunks: abc.Iterable[Chunk], on_text: Callable[[str], None] | None
+) -> abc.Iterator[Chunk]:
+    """The same chunks, each piece of text handed out as it comes."""
+    for chunk in chunks:
+        if chunk.text and on_text is not None:
+            on_text(chunk.text)
+        yield chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from edgecc.backends.base import Array, Engine, Role
+from edgecc.backends.base import Array, Engine, Executable, Role
+from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, replayed_logits
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import BundleError, MismatchError
 
 GOLDEN_FILE = "golden.safetensors"
@@ -20,6 +22,11 @@ GOLDEN_FILE = "golden.safetensors"
 def lowered_golden_file(device: str) -> str:
     """What the graphs of a device's engines compute, rounded where they round."""
     return f"golden-{device}.safetensors"
+
+
+def tower_tensor(role: Role) -> str:
+    """Golden input of the vision tower."""
+    return f"tower.{role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,6 @@ SAME_ARITHMETIC = Limits(0.02, 0.5)
 """One that rounds to 16 bits, against rows that were rounded at the same places: what is left is
 the order of sums, after which a value may round to its neighbour. Two implementations on a CPU
 differ by up to 0.0104 on the shipped pair."""
-
 
 QUANTIZED = Limits(0.5, 1.0, average=True)
 """One that also rounds what layers read to 4 or 8 bits, against any rows. That is chaotic: two
@@ -134,8 +140,12 @@ def compare_golden(
     *,
     suffix: str = "",
     num_tokens: int = 0,
+    proposer: Proposer = PROPOSERS["dspark"],
 ) -> Verification:
-    """Run the golden prompt (and draft round) on an engine and compare.
+    """Run the golden prompt, the draft's round and the call after it on an engine, and compare.
+
+    That call reads the caches and states that the prompt left. Where there are states, it comes
+    once more with a part of the prompt in the log.
 
     Args:
         engine: The engine.
@@ -144,23 +154,18 @@ def compare_golden(
         suffix: Added to the names of the comparisons.
         num_tokens: Tokens the target chooses among, if it says what it chooses: compared with its
             logits.
+        proposer: How the draft is called.
     """
-    ids = golden["token_ids"]
+    checks = []
+    if "image_features" in golden:
+        checks.append(_compare_tower(engine, golden, limits, suffix))
     target = engine.entry("target")
     wanted = [Role.LOGITS] + ([Role.HIDDEN_TAP] if "hidden_tap" in golden else [])
     if num_tokens:
         wanted.append(Role.CHOSEN_TOKENS)
-    inputs: dict[Role, Array] = {
-        Role.TOKEN_IDS: ids[None],
-        Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
-        Role.LOGIT_ROWS: np.array([len(ids) - 1]),
-    }
-    if target.log_rows:
-        inputs[Role.REPLAY_LENGTH] = np.zeros(1, dtype=np.int64)
-        inputs[Role.COMMIT_LENGTH] = np.array([len(ids)])
-    out = target.run(inputs, wanted)
+    out = target.run(prompt_inputs(target, golden), wanted)
     logits = out[Role.LOGITS][0]
-    checks = [_compare(f"target logits{suffix}", logits, golden["logits"], limits)]
+    checks.append(_compare(f"target logits{suffix}", logits, golden["logits"], limits))
     if num_tokens:
         chosen = out[Role.CHOSEN_TOKENS][0]
         checks.append(compare_choices("target choices", chosen, logits[:, :num_tokens]))
@@ -168,17 +173,43 @@ def compare_golden(
         taps = out[Role.HIDDEN_TAP]
         name = f"target hidden states{suffix}"
         checks.append(_compare(name, taps[0], golden["hidden_tap"], limits))
+        following = np.concatenate([golden["token_ids"][1:], golden["anchor"]])
         draft = engine.entry("draft").run(
             {
                 Role.FEATURES: taps,
-                Role.ANCHOR: golden["anchor"],
+                proposer.role: proposer.tokens(following.tolist()),
                 Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
             },
             [Role.PROPOSALS],
         )
         found, expected = draft[Role.PROPOSALS][0], golden["proposals"]
         checks.append(compare_proposals(f"draft proposals{suffix}", found, expected, limits.tokens))
+    checks += _later_calls(target, golden, limits, suffix)
     return Verification(tuple(checks))
+
+
+def _compare_tower(
+    engine: Engine, golden: Mapping[str, Array], limits: Limits, suffix: str
+) -> Check:
+    """The features of an image; the target is given those of the reference, whatever these are."""
+    roles = (
+        Role.PIXEL_VALUES,
+        Role.POSITIONS,
+        Role.INTERPOLATION_IDS,
+        Role.INTERPOLATION_WEIGHTS,
+    )
+    inputs = {role: golden[tower_tensor(role)] for role in roles}
+    found = engine.entry("vision").run(inputs, [Role.IMAGE_FEATURES])[Role.IMAGE_FEATURES][0]
+    return _compare(f"image features{suffix}", found, golden["image_features"], limits)
+
+
+def _later_calls(
+    target: Executable, golden: Mapping[str, Array], limits: Limits, suffix: str
+) -> Iterator[Check]:
+    ways = {"after the prompt": next_logits, "after a replay": replayed_logits}
+    for way, run in list(ways.items())[: 2 if target.log_rows else 1]:
+        found = run(target, golden)
+        yield _compare(f"target logits {way}{suffix}", found, golden["next_logits"], limits)
 
 
 def _compare(name: str, found: Array, expected: Array, limits: Limits) -> Check:

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecc.errors import BundleError
+
+PREPROCESSING = "qwen2-vl-1"
+"""The steps from a file to patches that this runtime takes: see `images` and `image_grid`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
@@ -21,7 +26,10 @@ class ImageConfig:
         mean: Subtracted from each colour, of values in 0..1.
         std: What each colour is then divided by.
         max_tokens: Most tokens of one image that the compiled tower takes.
+        feature_size: Values of the feature of a token.
         image_token_id: Placeholder of an image in a prompt, and of each of its tokens.
+        start_token_id: Comes before an image; None if nothing does.
+        end_token_id: Comes after an image; None if nothing does.
     """
 
     patch_size: int
@@ -33,7 +41,10 @@ class ImageConfig:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_tokens: int
+    feature_size: int
     image_token_id: int
+    start_token_id: int | None = None
+    end_token_id: int | None = None
 
     @property
     def factor(self) -> int:
@@ -42,7 +53,20 @@ class ImageConfig:
 
     @classmethod
     def from_metadata(cls, vision: Mapping[str, Any]) -> ImageConfig:
-        """From the `vision` part of a manifest, or of a module's metadata."""
+        """From the `vision` part of a manifest, or of a module's metadata.
+
+        Raises:
+            BundleError: Images need steps that this runtime does not know.
+        """
+        steps = vision["preprocessing"]
+        if steps != PREPROCESSING:
+            raise BundleError(
+                "bundle/image-preprocessing",
+                f"images of this bundle are prepared by {steps!r}, this edgecc knows "
+                f"{PREPROCESSING!r}",
+                where="bundle.json: vision",
+                help="upgrade with: pip install --upgrade edgecc",
+            )
         return cls(
             patch_size=vision["patch_size"],
             temporal_patch_size=vision["temporal_patch_size"],
@@ -53,5 +77,8 @@ class ImageConfig:
             mean=tuple(vision["image_mean"]),
             std=tuple(vision["image_std"]),
             max_tokens=vision["max_image_tokens"],
+            feature_size=vision["feature_size"],
             image_token_id=vision["image_token_id"],
+            start_token_id=vision.get("vision_start_token_id"),
+            end_token_id=vision.get("vision_end_token_id"),
         )

@@ -17,6 +17,7 @@ import numpy as np
 from edgecc.backends.base import Array, FloatArray, IntArray, Role
 from edgecc.backends.runtime.image_config import ImageConfig
 from edgecc.backends.runtime.image_grid import Grid
+from edgecc.backends.runtime.images import PreparedImage
 from edgecc.errors import RequestError
 
 
@@ -36,6 +37,12 @@ class ImagePrompt:
     feature_rows: IntArray
     positions: IntArray
     delta: int
+
+    @classmethod
+    def of_text(cls, token_ids: IntArray) -> ImagePrompt:
+        """A prompt without images."""
+        count = len(token_ids)
+        return cls(token_ids, np.full(count, -1, dtype=np.int64), _text(0, count), 0)
 
     def positions_from(self, first: int, count: int) -> IntArray:
         """Positions `[3, count]` of tokens `first`, `first + 1` ..., in the prompt or after it."""
@@ -79,6 +86,49 @@ class ImagePrompt:
         }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImages:
+    """The images of a prompt, and where they are in it.
+
+    Attributes:
+        prompt: The prompt.
+        pictures: The images, in order.
+    """
+
+    prompt: ImagePrompt
+    pictures: tuple[PreparedImage, ...]
+
+
+def in_front(token_ids: Sequence[int] | IntArray, count: int, config: ImageConfig) -> IntArray:
+    """A prompt of text with placeholders of so many images before it."""
+    around = (config.start_token_id, config.image_token_id, config.end_token_id)
+    image = [token for token in around if token is not None]
+    return np.array([*(image * count), *token_ids], dtype=np.int64)
+
+
+def placeholders(token_ids: IntArray, count: int, config: ImageConfig) -> IntArray:
+    """Where the placeholders of a prompt are.
+
+    Args:
+        token_ids: The prompt, one placeholder an image.
+        count: How many images there are.
+        config: Of the bundle.
+
+    Raises:
+        RequestError: There are more or fewer placeholders.
+    """
+    found = np.flatnonzero(token_ids == config.image_token_id)
+    if len(found) != count:
+        raise RequestError(
+            "image/placeholders",
+            f"the prompt has {_count(len(found), 'image placeholder')} "
+            f"(token {config.image_token_id}) for {_count(count, 'image')}",
+            help="write one placeholder for each image: a chat template does, where a message has "
+            "a part of type image",
+        )
+    return found
+
+
 def expand(
     token_ids: Sequence[int] | IntArray, grids: Sequence[Grid], config: ImageConfig
 ) -> ImagePrompt:
@@ -93,15 +143,7 @@ def expand(
         RequestError: There are more or fewer placeholders than images.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
-    found = np.flatnonzero(ids == config.image_token_id)
-    if len(found) != len(grids):
-        raise RequestError(
-            "image/placeholders",
-            f"the prompt has {_count(len(found), 'image placeholder')} "
-            f"(token {config.image_token_id}) for {_count(len(grids), 'image')}",
-            help="write one placeholder for each image: a chat template does, where a message has "
-            "a part of type image",
-        )
+    found = placeholders(ids, len(grids), config)
     counts = np.ones(len(ids), dtype=np.int64)
     counts[found] = [grid.tokens for grid in grids]
     is_image = np.repeat(ids == config.image_token_id, counts)

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgecc.backends.base import Array, FloatArray, IntArray, Role
 from edgecc.backends.runtime.image_config import ImageConfig
-from edgecc.backends.runtime.image_files import ImageSource, read_image, resize
+from edgecc.backends.runtime.image_files import ImageSource, Pixels, read_image, resize
 from edgecc.backends.runtime.image_grid import (
     Grid,
     fitted_size,
@@ -59,11 +59,13 @@ class PreparedImage:
         }
 
 
-def prepare(images: Sequence[ImageSource], config: ImageConfig) -> list[PreparedImage]:
+def prepare(
+    images: Sequence[ImageSource | PreparedImage], config: ImageConfig
+) -> list[PreparedImage]:
     """Read, resize and cut images into patches.
 
     Args:
-        images: Paths, bytes of files, or Pillow images.
+        images: Paths, bytes of files, or Pillow images; those that are prepared stay as they are.
         config: Of the bundle.
 
     Raises:
@@ -71,7 +73,10 @@ def prepare(images: Sequence[ImageSource], config: ImageConfig) -> list[Prepared
         ResourceError: A file cannot be read.
         UnsupportedError: Pillow is not installed.
     """
-    return [_prepare(image, config, _name(image, i)) for i, image in enumerate(images)]
+    return [
+        image if isinstance(image, PreparedImage) else _prepare(image, config, _name(image, i))
+        for i, image in enumerate(images)
+    ]
 
 
 def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedImage:
@@ -87,11 +92,22 @@ def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedIm
             where=where,
             help="make the image smaller, or compile with a larger --max-input-len",
         )
-    pixels = normalized(resize(image, *fitted), config)
+    return prepare_pixels(resize(image, *fitted), grid, config)
+
+
+def prepare_pixels(pixels: Pixels, grid: Grid, config: ImageConfig) -> PreparedImage:
+    """Cut an image that has its size already into patches.
+
+    Args:
+        pixels: RGB `[height, width, 3]`.
+        grid: Its patches.
+        config: Of the bundle.
+    """
     ids, factors = interpolation(grid, config.grid_size)
+    flat = patches(normalized(pixels, config), grid, config)
     return PreparedImage(
         grid=grid,
-        pixel_values=np.ascontiguousarray(patches(pixels, grid, config)[None]),
+        pixel_values=np.ascontiguousarray(flat[None]),
         positions=grid.places()[:, None],
         interpolation_ids=ids[None],
         interpolation_weights=factors[None],

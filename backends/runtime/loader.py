@@ -11,8 +11,9 @@ from edgecc.backends.base import Engine, Progress, Role
 from edgecc.backends.bundle import Bundle
 from edgecc.backends.runtime.chat import ChatTemplates
 from edgecc.backends.runtime.generator import Generator
-from edgecc.backends.runtime.model_info import ModelInfo
-from edgecc.backends.runtime.tokenizer import Tokenizer
+from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.proposer import PROPOSERS
+from edgecc.backends.runtime.tokenizer import Tokenizer, read_config
 from edgecc.errors import BundleError, UnsupportedError, UsageError, did_you_mean
 
 ENGINES: Mapping[str, str] = {
@@ -27,7 +28,7 @@ A bundle may come from anywhere, so it can choose among these and import nothing
 MAX_THREADS = 1024
 """More threads than any machine has cores for: asking for more is a slip, and may hang."""
 
-_BLOCK_DRAFT_ROLES = frozenset({Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH, Role.PROPOSALS})
+_DRAFT_ROLES = frozenset({Role.FEATURES, Role.CACHE_LENGTH, Role.PROPOSALS})
 
 
 class _EngineModule(Protocol):
@@ -86,13 +87,13 @@ def load_bundle(
         )
     model = ModelInfo.from_manifest(bundle.manifest)
     if model.draft is not None:
-        _check_draft(bundle)
+        _check_draft(bundle, model.draft)
     artifact = bundle.artifact(choose_device(bundle, device))
     engine = _engine_module(str(artifact["backend"]), bundle).open_engine(
         bundle, artifact, num_threads=num_threads, progress=progress
     )
     try:  # the text side last: what an engine lacks on this machine is known at once
-        return Generator(engine, model, *_text_side(bundle))
+        return Generator(engine, model, *_text_side(bundle), _generation_config(bundle))
     except BaseException:
         engine.close()
         raise
@@ -103,6 +104,12 @@ def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplates | None]:
         return None, None
     directory = bundle.tokenizer_dir
     return Tokenizer.from_directory(directory), ChatTemplates.from_directory(directory)
+
+
+def _generation_config(bundle: Bundle) -> dict[str, Any]:
+    if "tokenizer/generation_config.json" not in bundle.manifest["files"]:
+        return {}
+    return read_config(bundle.tokenizer_dir, "generation_config.json")
 
 
 def choose_device(bundle: Bundle, device: str | None) -> str:
@@ -148,15 +155,28 @@ def _engine_module(backend: str, bundle: Bundle) -> _EngineModule:
         ) from error
 
 
-def _check_draft(bundle: Bundle) -> None:
+def _check_draft(bundle: Bundle, draft: DraftInfo) -> None:
+    """A draft is one that the runtime can call.
+
+    Raises:
+        UnsupportedError: It is of an unknown method, or lacks an input or output of its method.
+    """
+    proposer = PROPOSERS.get(draft.method)
+    if proposer is None:
+        raise UnsupportedError(
+            "runtime/unsupported-draft",
+            f"the runtime does not drive drafts of method {draft.method}",
+            where=str(bundle.path),
+            help=did_you_mean(draft.method, PROPOSERS),
+        )
     entry = bundle.entry("draft")
     roles = {port["role"] for port in (*entry["inputs"], *entry["outputs"])}
-    missing = sorted(_BLOCK_DRAFT_ROLES - roles)
+    missing = sorted({*_DRAFT_ROLES, proposer.role} - roles)
     if missing:
         raise UnsupportedError(
             "runtime/unsupported-draft",
-            "the runtime drives drafts that propose a block per call; this one lacks "
+            f"this draft is no {draft.method} draft as the runtime calls them: it lacks "
             + ", ".join(missing),
             where=str(bundle.path),
-            help="pass a bundle with another draft, or compile the target alone",
+            help="compile the bundle again, with this draft or the target alone",
         )

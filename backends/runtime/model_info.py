@@ -11,17 +11,19 @@ from edgecc.backends.runtime.image_config import ImageConfig
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """A block draft as compiled.
+    """A draft as compiled.
 
     Attributes:
         num_speculative_tokens: Proposals one call returns; requests may ask for fewer.
-        block_size: Slots of a block, at positions `start .. start + block_size - 1`.
+        block_size: Rows a call puts behind the context, from position `start` on.
         max_position_embeddings: Positions the draft was made for. Beyond it the draft is not used.
+        method: Its kind: how it is called.
     """
 
     num_speculative_tokens: int
     block_size: int
     max_position_embeddings: int
+    method: str = "dspark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +72,5 @@ def _draft_info(draft: Mapping[str, Any]) -> DraftInfo:
         num_speculative_tokens=proposals,
         block_size=draft.get("block_size", proposals),
         max_position_embeddings=draft["max_position_embeddings"],
+        method=draft["method"],
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
+from edgecc.backends.runtime.sampling import SamplingParams
 from edgecc.errors import RequestError
 
 
@@ -22,6 +24,9 @@ class Request:
         num_speculative_tokens: Proposals per round; 0 means plain decoding.
         stop: Strings that end the text.
         stop_ids: Tokens that end the text.
+        sampling: How tokens are chosen.
+        adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
+        images: What is in the prompt besides text.
     """
 
     token_ids: IntArray
@@ -29,6 +34,9 @@ class Request:
     num_speculative_tokens: int
     stop: tuple[str, ...]
     stop_ids: frozenset[int]
+    sampling: SamplingParams
+    adaptive_speculation: bool
+    images: PromptImages | None = None
 
 
 def check_prompt(prompt: object) -> str:
@@ -62,7 +70,7 @@ def check_token_ids(token_ids: Sequence[int] | IntArray, model: ModelInfo) -> In
             "the prompt has no tokens",
             help="pass at least one token; a model continues a text, it does not start one",
         )
-    _check_length(count, model)
+    check_length(count, model)
     try:
         ids = np.asarray(token_ids)
     except (ValueError, OverflowError) as error:
@@ -89,21 +97,37 @@ def check_token_ids(token_ids: Sequence[int] | IntArray, model: ModelInfo) -> In
     return ids.astype(np.int64)
 
 
-def _check_length(count: int, model: ModelInfo) -> None:
+def check_length(count: int, model: ModelInfo, *, image_tokens: int = 0) -> None:
+    """Check that a prompt fits and leaves room for an answer.
+
+    Args:
+        count: Its tokens.
+        model: Has the limits.
+        image_tokens: How many of them are images.
+
+    Raises:
+        RequestError: It does not.
+    """
+    if count <= model.max_input_len and count < model.max_model_len:
+        return
+    found = f"the prompt has {count} tokens"
+    if image_tokens:
+        found += f", {image_tokens} of them for images"
     if count >= model.max_model_len:
-        raise RequestError(
-            "request/prompt-too-long",
-            f"the prompt has {count} tokens, and prompt and answer together have room for "
-            f"{model.max_model_len}: at most {model.max_model_len - 1} can be prompt",
-            help="shorten the prompt, or compile with a larger --max-model-len",
+        limit = (
+            f"prompt and answer together have room for {model.max_model_len}: at most "
+            f"{model.max_model_len - 1} can be prompt"
         )
-    if count > model.max_input_len:
-        raise RequestError(
-            "request/prompt-too-long",
-            f"the prompt has {count} tokens, and the bundle takes prompts of at most "
-            f"{model.max_input_len}",
-            help="shorten the prompt, or compile with a larger --max-input-len",
-        )
+        flag = "--max-model-len"
+    else:
+        limit = f"the bundle takes prompts of at most {model.max_input_len}"
+        flag = "--max-input-len"
+    less = "give smaller or fewer images" if image_tokens else "shorten the prompt"
+    raise RequestError(
+        "request/prompt-too-long",
+        f"{found}, and {limit}",
+        help=f"{less}, or compile with a larger {flag}",
+    )
 
 
 def _not_ids(token_ids: object) -> RequestError:

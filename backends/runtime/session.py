@@ -1,5 +1,8 @@
 """One sequence's state over the executables of a bundle: lengths, commit and rollback.
 
+What needs an engine is a coroutine (`Steps`): it yields its calls, and `Session.run` makes them for
+a sequence that runs alone.
+
 Caches are never copied or cleared: their *lengths* are the truth. Rows beyond a length are garbage
 that the next call overwrites, so a rollback is a smaller number. So it is for targets with states,
 which have no rows to count: rows that may be rejected change no state, they go to a log, and the
@@ -8,7 +11,8 @@ next call replays those of them that were accepted.
 Invariants, at every point where no verification is open (`start` counts rows of the target caches):
 
 * the states of the target sum up its first `start - replay` rows, and the log begins with the
-  `replay` rows after them; `replay` is 0 unless the last call was a verification with proposals;
+  `replay` rows after them; `replay` is 0 unless the last call was a verification with proposals,
+  or a round with the draft;
 * `start == len(tokens) - 1`: all committed tokens but the newest, the anchor, are in the caches
   (between `prefill` and `push` there is no anchor yet, and `start == len(tokens)`);
 * while features are collected, `draft_length + pending == start`: the draft has the features of
@@ -17,13 +21,19 @@ Invariants, at every point where no verification is open (`start` counts rows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
+from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
+from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
+
+T = TypeVar("T")
 
 
 class Session:
@@ -38,6 +48,9 @@ class Session:
         draft: The draft's entry, when there is one.
         prefill_chunk: Most rows of one target call.
         rounds: Greedy rounds on the device, if the engine has them.
+        proposer: How the draft is called.
+        vision: The vision tower's entry, where the target reads images.
+        feature_size: Values of the feature of an image's token.
     """
 
     def __init__(
@@ -47,15 +60,26 @@ class Session:
         *,
         prefill_chunk: int,
         rounds: GreedyRounds | None = None,
+        proposer: Proposer = PROPOSERS["dspark"],
+        vision: Executable | None = None,
+        feature_size: int = 0,
     ) -> None:
         self._rounds = rounds
         self._target = target
         self._draft = draft
+        self._proposer = proposer
+        self._entries = {Entry.TARGET: target}
+        if draft is not None:
+            self._entries[Entry.DRAFT] = draft
+        if vision is not None:
+            self._entries[Entry.VISION] = vision
+        self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
         self.target_seconds = 0.0
-        """Time spent in target calls, and in rounds on the device, since this object was made."""
+        """Time spent in target calls, in rounds on the device, and in the vision tower, since this
+        object was made."""
         self.draft_seconds = 0.0
         """Time spent in draft calls since this object was made, in seconds."""
         self.reset()
@@ -65,11 +89,14 @@ class Session:
         self._tokens: list[int] = []
         self._start = 0
         self._replay = 0
+        self._logged = False
         self._draft_length = 0
         self._pending = 0
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._prompt: ImagePrompt | None = None
+        self._images = self._no_images
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -116,7 +143,17 @@ class Session:
         """Whether `round` is there, to be used instead of `propose` and `verify`."""
         return self._rounds is not None
 
-    def prefill(self, token_ids: Sequence[int] | IntArray, *, features: bool) -> FloatArray:
+    def run(self, steps: Steps[T]) -> T:
+        """Make the calls of a coroutine of this sequence as they come, and give its result."""
+        return drive(steps, self._entries)
+
+    def prefill(
+        self,
+        token_ids: Sequence[int] | IntArray,
+        *,
+        features: bool,
+        images: PromptImages | None = None,
+    ) -> Steps[FloatArray]:
         """Run a whole prompt through the target, in chunks.
 
         Args:
@@ -124,6 +161,7 @@ class Session:
             features: Also give the draft what it needs to know about the prompt. Each chunk's
                 features go into the draft caches before the next chunk runs; those of the last
                 chunk stay pending for the first `propose`.
+            images: What is in the prompt besides text, for a target that reads images.
 
         Returns:
             Logits of the last row, f32 `[V]`, valid until the next call.
@@ -132,15 +170,31 @@ class Session:
             raise _misuse("prefill needs a fresh session and a prompt")
         ids = np.asarray(token_ids, dtype=np.int64)
         self._tokens = ids.tolist()
+        yield from self._look(ids, images)
         last = (len(ids) - 1) // self._chunk * self._chunk
         for first in range(0, last, self._chunk):
-            self._run_target(ids[first : first + self._chunk], None, features, final=True)
+            chunk = ids[first : first + self._chunk]
+            yield from self._run_target(chunk, None, features, final=True, alone=True)
             self._keep(self._chunk)
         rows = self._row_numbers[len(ids) - last - 1 : len(ids) - last]
-        logits = self._run_target(ids[last:], rows, features, final=True)
+        logits = yield from self._run_target(ids[last:], rows, features, final=True, alone=True)
         self._keep(len(ids) - last)
         last_row: FloatArray = logits[0]
         return last_row
+
+    def _look(self, ids: IntArray, images: PromptImages | None) -> Steps[None]:
+        """Let the tower see the images; from now on each target call is told its positions."""
+        if Entry.VISION not in self._entries:
+            if images is not None:
+                raise _misuse("there is no vision tower")
+            return
+        self._prompt = images.prompt if images is not None else ImagePrompt.of_text(ids)
+        found = [self._no_images]
+        for picture in images.pictures if images is not None else ():
+            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,), alone=True)
+            self.target_seconds += reply.seconds
+            found.append(reply.results[Role.IMAGE_FEATURES][0].copy())
+        self._images = np.concatenate(found)
 
     def push(self, token: int) -> None:
         """Commit the token chosen after `prefill`: it becomes the anchor."""
@@ -148,7 +202,7 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self) -> list[int]:
+    def propose(self) -> Steps[list[int]]:
         """Let the draft take the pending features and propose what follows the anchor.
 
         Returns:
@@ -156,10 +210,11 @@ class Session:
         """
         if self._start != len(self._tokens) - 1 or not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        proposals: list[int] = self._run_draft((Role.PROPOSALS,))[Role.PROPOSALS][0].tolist()
+        results = yield from self._run_draft((Role.PROPOSALS,))
+        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
         return proposals
 
-    def verify(self, proposals: Sequence[int], *, features: bool) -> FloatArray:
+    def verify(self, proposals: Sequence[int], *, features: bool) -> Steps[FloatArray]:
         """Run the target over the anchor and the proposals (none: a plain step).
 
         Args:
@@ -175,7 +230,7 @@ class Session:
             raise _misuse("verify follows push or commit")
         ids = np.array([self._tokens[-1], *proposals], dtype=np.int64)
         rows = self._row_numbers[: len(ids)]
-        logits = self._run_target(ids, rows, features, final=not proposals)
+        logits = yield from self._run_target(ids, rows, features, final=not proposals)
         self._open = tuple(proposals)
         return logits
 
@@ -195,8 +250,11 @@ class Session:
             raise _misuse("the draft lacks the features of some committed positions")
         begin = perf_counter()
         rows = self._pending if features else 0
-        made = self._rounds.run(self._tokens[-1], self._start, rows, self._draft_length)
+        following = np.array(self._tokens[-max(rows, 1) :], dtype=np.int64)
+        length = self._draft_length
+        made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
+        self._replay, self._logged = 0, features
         proposals = made.proposals[:most].tolist()
         if features:
             self._draft_length = self._start
@@ -219,7 +277,7 @@ class Session:
             raise _misuse("commit closes a verification")
         self._tokens += self._open[:accepted]
         self._tokens.append(token)
-        self._replay = accepted + 1 if self._open and self._target.log_rows else 0
+        self._replay = accepted + 1 if self._logged and self._target.log_rows else 0
         self._open = None
         self._keep(accepted + 1)
 
@@ -230,8 +288,14 @@ class Session:
             self._pending, self._collects = rows, False
 
     def _run_target(
-        self, ids: IntArray, rows: IntArray | None, features: bool, *, final: bool
-    ) -> FloatArray:
+        self,
+        ids: IntArray,
+        rows: IntArray | None,
+        features: bool,
+        *,
+        final: bool,
+        alone: bool = False,
+    ) -> Steps[FloatArray]:
         """One target call after row `start`; its features are left in `_tap`.
 
         Args:
@@ -239,6 +303,7 @@ class Session:
             rows: Which of them need logits.
             features: Whether the draft wants their features.
             final: Whether all of them stay, whatever comes out.
+            alone: See `Call`.
 
         Returns:
             Logits of `rows`, f32 `[r, V]`; nothing of use when `rows` is None.
@@ -249,7 +314,7 @@ class Session:
             raise _misuse(f"{len(ids)} rows that may be rejected, at most {self._most_open} can")
         if features and self._pending:
             # The engine is about to reuse the array, so the draft takes these rows now.
-            self._run_draft(())
+            yield from self._run_draft(())
         self._pending, self._collects = 0, features
         inputs: dict[Role, Array] = {
             Role.TOKEN_IDS: ids[None],
@@ -259,16 +324,18 @@ class Session:
         if self._target.log_rows:
             inputs[Role.REPLAY_LENGTH] = np.array([self._replay], dtype=np.int64)
             inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
-        begin = perf_counter()
-        results = self._target.run(inputs, _TARGET_OUTPUTS[rows is not None, features])
-        self.target_seconds += perf_counter() - begin
-        self._replay = 0
+        if self._prompt is not None:
+            inputs |= self._prompt.inputs_from(self._start, len(ids), self._images)
+        outputs = _TARGET_OUTPUTS[rows is not None, features]
+        reply = yield Call(Entry.TARGET, inputs, outputs, alone)
+        self.target_seconds += reply.seconds
+        self._replay, self._logged = 0, not final
         if features:
-            taps = results[Role.HIDDEN_TAP]
+            taps = reply.results[Role.HIDDEN_TAP]
             self._tap = lambda rows: taps[:, :rows]
-        return _NO_LOGITS if rows is None else results[Role.LOGITS][0]
+        return _NO_LOGITS if rows is None else reply.results[Role.LOGITS][0]
 
-    def _run_draft(self, outputs: tuple[Role, ...]) -> dict[Role, Array]:
+    def _run_draft(self, outputs: tuple[Role, ...]) -> Steps[Mapping[Role, Array]]:
         """Append the pending features to the draft caches; with outputs, also run the block."""
         if self._draft is None or not self._pending:
             raise _misuse("there is no draft")
@@ -276,19 +343,16 @@ class Session:
         end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
-        begin = perf_counter()
-        results = self._draft.run(
-            {
-                Role.FEATURES: self._tap(self._pending),
-                Role.ANCHOR: np.array([self._tokens[end]], dtype=np.int64),
-                Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
-            },
-            outputs,
-        )
-        self.draft_seconds += perf_counter() - begin
+        inputs: dict[Role, Array] = {
+            Role.FEATURES: self._tap(self._pending),
+            self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
+            Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
+        }
+        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
+        self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
-        return results
+        return reply.results
 
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {

@@ -171,7 +171,8 @@ class AcceptanceMonitor:
                 f"no proposed token was accepted in {self.NONE_LIMIT} rounds in a row. Likely "
                 "causes: the draft was trained for another target or revision; its block layout, "
                 "mask token or tapped layers are read wrongly; the prompts are far from what it "
-                "was trained on. The text is right, but speculation only costs time: "
+                "was trained on; the temperature is so high that hardly a token can be foreseen. "
+                "The text is right, but speculation only costs time: "
                 "`edgecc inspect` shows what was paired, `edgecc verify` checks the numbers"
             )
         if self._all >= self.ALL_LIMIT:

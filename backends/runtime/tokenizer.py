@@ -205,13 +205,13 @@ class _WindowStream(DetokenizerStream):
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """`tokenizer_config.json` of a folder, or nothing if there is none.
+def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
+    """A JSON object beside the tokenizer, or nothing if there is no such file.
 
     Raises:
         BundleError: The file is not a JSON object.
     """
-    path = directory / "tokenizer_config.json"
+    path = directory / name
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

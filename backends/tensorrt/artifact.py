@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.artifact import check_artifact, damaged_artifact
+from edgecc.backends.base import Role
+from edgecc.backends.interface import CARRIED
 from edgecc.backends.schema import validator
 
 
@@ -41,10 +43,29 @@ def _contradictions(artifact: Mapping[str, Any]) -> Iterator[str]:
     for name, engine in engines.items():
         for finding in _bad_profiles(engine):
             yield f"engine {name}: {finding}"
+    for entry, ports in artifact["entries"].items():
+        taken = {v for step in artifact["programs"].get(entry, ()) for v in step["inputs"].values()}
+        for finding in _bad_inputs(ports, taken, artifact["min_rows"]):
+            yield f"entry {entry}: {finding}"
     for entry, program in artifact["programs"].items():
         for step in program:
             for finding in _bad_step(step, engines[step["graph"]]):
                 yield f"entry {entry}: {finding}"
+
+
+def _bad_inputs(
+    ports: Mapping[str, Sequence[Mapping[str, Any]]], taken: set[str], rows: int
+) -> Iterator[str]:
+    """An engine takes each input, what stays is updated, and a log holds the rows of a round."""
+    updated = {o["alias"] for o in ports["outputs"]}
+    for port in ports["inputs"]:
+        name, role = port["name"], port["role"]
+        if name not in taken:
+            yield f"no engine takes the input {name!r}"
+        if role in CARRIED and name not in updated:
+            yield f"nothing updates {name!r}"
+        if role == Role.STATE_LOG and port["shape"][1] < rows:
+            yield f"log {name!r} has {port['shape'][1]} rows, a round has {rows}"
 
 
 def _bad_profiles(engine: Mapping[str, Any]) -> Iterator[str]:

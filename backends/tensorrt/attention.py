@@ -67,13 +67,13 @@ def attention(e: Emitter, node: Node) -> None:
             e.trt.CausalMaskKind.NONE,
         ),
     )
-    layer.mask = _mask(e, node, causal=attrs.causal)
+    layer.mask = _mask(e, node, attrs)
     layer.decomposable = True  # where no fused kernel takes the shape or type
     rows = e.transpose(layer.get_output(0), (0, 2, 1, 3))
     e.result(node, e.reshape(rows, node.result.type.shape))
 
 
-def _mask(e: Emitter, node: Node, *, causal: bool) -> Tensor:
+def _mask(e: Emitter, node: Node, attrs: AttentionAttributes) -> Tensor:
     """What is added to the scores, `[b, 1, s, keys]`: 0 for rows a query sees, else a minimum.
 
     Added, because the builder (TensorRT-RTX 1.7.1) fails where several attention layers read one
@@ -86,20 +86,26 @@ def _mask(e: Emitter, node: Node, *, causal: bool) -> Tensor:
 
     def make() -> Tensor:
         seen = e.reshape(e.value(length), (batch, 1, 1, 1))
-        if causal:  # query i of s sees length - s + i + 1 rows
+        if attrs.causal:  # query i of s sees length - s + i + 1 rows
             later = e.reshape(_later(e, q), (1, 1, rows, 1))
             seen = e.binary("SUB", seen, later)
         else:  # as many rows as queries: the layer does not broadcast this axis
             zero = e.binary("SUB", row_numbers(e, q), row_numbers(e, q))
             seen = e.binary("SUM", seen, e.reshape(zero, (1, 1, rows, 1)))
-        visible = e.binary("LESS", chain.places(e), seen)
+        places = chain.places(e)
+        visible = e.binary("LESS", places, seen)
+        if attrs.window is not None:
+            size = e.constant(np.full((1, 1, 1, 1), attrs.window + 1, dtype=np.int64))
+            inside = e.binary("LESS", e.binary("SUB", seen, size), places)
+            visible = e.binary("AND", visible, inside)
         zero, minimum = (
             e.constant(np.full((1, 1, 1, 1), value, dtype=dtype.numpy))
             for value in (0, MASKED[dtype])
         )
         return e.out("mask", e.network.add_select(visible, zero, minimum))
 
-    return e.once(("mask", length, causal, chain.key(), str(rows), dtype), make)
+    key = ("mask", length, attrs.causal, attrs.window, chain.key(), str(rows), dtype)
+    return e.once(key, make)
 
 
 def _later(e: Emitter, q: Value) -> Tensor:

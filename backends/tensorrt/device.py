@@ -30,6 +30,10 @@ class DeviceArray:
     dtype: np.dtype[Any]
     shape: Shape
 
+    def slot(self, slot: int) -> int:
+        """Where it lies for a slot, if there is one for each: they follow each other."""
+        return self.address + slot * byte_count(self.shape, self.dtype)
+
 
 def byte_count(shape: Shape, dtype: np.dtype[Any]) -> int:
     """Bytes of an array."""
@@ -97,16 +101,17 @@ class DeviceState:
         """A new zeroed array. Zeros, because masked rows of caches are still multiplied: by 0."""
         return DeviceArray(self.memory(byte_count(shape, dtype)), dtype, shape)
 
-    def cache(self, shape: Shape, dtype: np.dtype[Any]) -> DeviceArray:
-        """A new array that `clear_caches` clears."""
-        made = self.array(shape, dtype)
+    def cache(self, shape: Shape, dtype: np.dtype[Any], slots: int = 1) -> DeviceArray:
+        """A new array that `clear_caches` clears: that of slot 0, those of the others follow."""
+        nbytes = byte_count(shape, dtype)
+        made = DeviceArray(self.memory(slots * nbytes), dtype, shape)
         self._caches.append(made)
         return made
 
-    def clear_caches(self) -> None:
-        """Forget all sequences, their numbers too: what is no number would outlive its sequence."""
+    def clear_caches(self, slot: int = 0) -> None:
+        """Forget a sequence, its numbers too: what is no number would outlive it."""
         for item in self._caches:
-            self.stream.clear(item.address, byte_count(item.shape, item.dtype))
+            self.stream.clear(item.slot(slot), byte_count(item.shape, item.dtype))
 
     def host(self, nbytes: int) -> HostBuffer:
         """New page-locked memory, which is freed with this object."""

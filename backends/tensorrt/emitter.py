@@ -17,6 +17,7 @@ from edgecc.backends.base import Array
 from edgecc.backends.layouts import Parts
 from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.tensorrt.library import DATA_TYPES
+from edgecc.backends.tensorrt.names import PlanNames
 from edgecc.backends.tensorrt.operands import Operand
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node, Value, site
@@ -69,6 +70,7 @@ class Emitter:
     Attributes:
         arrays: What the network points to: must live until the engine is built.
         nodes: IR node by layer name, for messages.
+        names: What things are called in the plan.
         inputs: The bound arrays that the network takes, by input name.
         weights: What each weight is in the network, by symbol.
         exact_float32: Whether float32 products must not round their factors to TF32.
@@ -90,6 +92,7 @@ class Emitter:
         self.sizes = sizes
         self.arrays: list[Array] = []
         self.nodes: dict[str, Node] = {}
+        self.names = PlanNames(module, graph)
         self.inputs: dict[str, Operand] = {}
         self.weights: dict[str, WeightUse] = {}
         self.exact_float32 = False
@@ -180,11 +183,11 @@ class Emitter:
         """
         self._check(layer)
         self._count += 1
-        scope = self._names[self._node.results[0]] if self._node else self.graph.name
+        scope = self._names[self._node.results[0]] if self._node else self.names.graph
         layer.name = f"{scope}/{kind}.{self._count}"
         if self._node is not None:
             self.nodes[layer.name] = self._node
-            layer.metadata = site(self.graph, self._node)
+            layer.metadata = self.names.node(self._node)
         return layer
 
     def out(self, kind: str, layer: Any) -> Tensor:
@@ -231,8 +234,9 @@ class Emitter:
         return self.data(array, operand.dtype, operand.shape)
 
     def _input(self, operand: Operand) -> Tensor:
-        self.inputs[operand.name] = operand
-        made = self.network.add_input(operand.name, self.type(operand.dtype), operand.shape)
+        name = self.names.input(operand)
+        self.inputs[name] = operand
+        made = self.network.add_input(name, self.type(operand.dtype), operand.shape)
         return self._check(made)
 
     def _read(self, symbol: str) -> Parts:

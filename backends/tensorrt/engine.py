@@ -80,6 +80,7 @@ class TrtEngine:
             self._artifact["engines"],
             Interface(self._artifact["entries"][name]),
             min_rows=int(self._artifact["min_rows"]),
+            slots=int(self._artifact.get("max_batch_size", 1)),
             given=given,
         )
 
@@ -120,7 +121,7 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_engines(artifact)
-    _check_states(artifact)
+    _check_driven(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
@@ -132,12 +133,14 @@ def open_engine(
         runtime = library.Runtime(log)
     plans: dict[str, Plan] = {}
     kernels: list[Any] = []
+    opened: dict[str, Any] = {}  # graphs of equal layers have one plan
     for done, (name, described) in enumerate(artifact["engines"].items()):
         _report(progress, done, artifact["engines"])
-        path = bundle.file(described["file"])
-        with uncollected():
-            engine = deserialize(library, runtime, path, errors)
-        plans[name] = Plan(library, engine, name, described, errors, kernels)
+        file = described["file"]
+        if file not in opened:
+            with uncollected():
+                opened[file] = deserialize(library, runtime, bundle.file(file), errors)
+        plans[name] = Plan(library, opened[file], name, described, errors, kernels)
     _report(progress, len(plans), artifact["engines"])
     state = DeviceState(cuda, plans, keep=(runtime, log, kernels))
     try:
@@ -148,17 +151,17 @@ def open_engine(
         raise
 
 
-def _check_states(artifact: Mapping[str, Any]) -> None:
-    """Recurrent layers need the states of accepted rows, which nothing here keeps.
+def _check_driven(artifact: Mapping[str, Any]) -> None:
+    """Nothing here passes images and their positions.
 
     Raises:
-        UnsupportedError: An entry has states.
+        UnsupportedError: The target reads images.
     """
-    if any(p["role"] == Role.STATE for e in artifact["entries"].values() for p in e["inputs"]):
+    if "vision" in artifact["entries"]:
         raise UnsupportedError(
-            "tensorrt/recurrent",
-            "the runtime does not drive targets with recurrent layers on a GPU yet",
-            help="`edgecc inspect` shows the engines; compile for --device cpu to run the model",
+            "tensorrt/images",
+            "the runtime does not drive targets that read images on a GPU yet",
+            help="compile with --components text for text alone, or for --device cpu",
         )
 
 

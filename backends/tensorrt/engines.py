@@ -45,12 +45,14 @@ class Job:
         build: Writes the plan to a path and gives what the manifest says about it. It reports
             phases of the builder.
         estimate: Of a build; it has the name of the graph.
+        network: Jobs with the same one get one engine; empty if it is not known what it is like.
     """
 
     file: str
     key: Callable[[], CacheKey | None]
     build: Callable[[Path, Progress], Facts]
     estimate: Estimate
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Engines:
     made: list[BuiltEngine] = field(default_factory=list)
     _found: dict[str, Facts | None] = field(default_factory=dict)
     _missing: list[_Missing] = field(default_factory=list)
+    _same: dict[str, str] = field(default_factory=dict)
 
     def look_up(self, jobs: Sequence[Job]) -> list[Estimate]:
         """Take from the cache what it has.
@@ -95,8 +98,12 @@ class Engines:
         """
         with storage_errors(self.directory):
             (self.directory / ENGINE_FOLDER).mkdir(exist_ok=True)
+        self._same = same_engines(jobs)
         for done, job in enumerate(jobs):
             self.progress("cache", done, len(jobs))
+            if job.estimate.name in self._same:
+                self._found[job.estimate.name] = None
+                continue
             begin, key = monotonic(), job.key()
             facts, reason = self._fetch(key, job)
             self._found[job.estimate.name] = facts
@@ -125,6 +132,8 @@ class Engines:
             self._note(item.job, item.reason, False, monotonic() - begin)
             if item.key is not None:
                 self._keep(item.key, item.job, facts)
+        for name, other in self._same.items():
+            self._found[name] = self._found[other]
         return {name: facts for name, facts in self._found.items() if facts is not None}
 
     def _note(self, job: Job, reason: str, cached: bool, seconds: float) -> None:
@@ -182,6 +191,17 @@ class Engines:
             raise BackendError("tensorrt/no-plan", f"the builder of {name} wrote no plan")
         self.progress(stage, STEPS, STEPS)
         return facts
+
+
+def same_engines(jobs: Sequence[Job]) -> dict[str, str]:
+    """Names of the graphs that are served by the engine of another one, and that one's name."""
+    first: dict[str, str] = {}
+    found = {}
+    for job in jobs:
+        name = job.estimate.name
+        if job.network and (other := first.setdefault(job.network, name)) != name:
+            found[name] = other
+    return found
 
 
 def _damage(folder: Path, job: Job, key: CacheKey) -> str:

@@ -7,6 +7,7 @@ what was measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,16 @@ class Estimate:
         return f"{self.name}: about {self.seconds:.0f} s, {format_size(self.bytes)} of memory"
 
 
+_LAYERS = (("attention",), ("gated_delta_net", "logged_delta_net"))
+"""Ops that a layer has one of: attention layers, recurrent layers."""
+
 START_S = 0.25
 LAYER_S = 0.42
 LAYER_SQUARED_S = 0.014
 """For each attention layer and profile: kernels are compiled, and the more there are in one network
 the longer each takes. 2, 5, 8 and 28 layers with two profiles took 1.8, 5, 12 and 66 s."""
+RECURRENT_S = 2.8
+"""For each recurrent layer and profile: three of them and an attention layer took 23 s."""
 PACKED_S = 15e-9
 DENSE_S = 3.5e-9
 """For each byte of packed and of dense weights: an NVFP4 head of 88 MB took 2.3 s, dense tables of
@@ -52,7 +58,8 @@ DENSE_S = 3.5e-9
 START_BYTES = 200 << 20
 """The process with the builder's library, before it has a network."""
 LAYER_BYTES = 12 << 20
-"""For each attention layer and profile: 8 layers took 200 MB, 28 layers 520 MB."""
+"""For each layer and profile: 8 attention layers took 200 MB, 28 took 520 MB, and three recurrent
+layers with one of attention 100 MB."""
 PACKED_FACTOR = 3.0
 DENSE_FACTOR = 1.2
 """Of the bytes of packed and of dense weights: the plan holds them, and the builder widens some. An
@@ -68,8 +75,10 @@ def estimate(graph: Graph, device: str, profiles: int, constants: Iterable[Opera
         profiles: How many it is built for.
         constants: Arrays of weights that go into the engine.
     """
-    layers = max(1, profiles) * sum(n.op.name == "attention" for n in graph.nodes)
-    kernels = LAYER_S * layers + LAYER_SQUARED_S * layers**2
+    ops = Counter(n.op.name for n in graph.nodes)
+    attention, recurrent = (max(1, profiles) * sum(ops[o] for o in kind) for kind in _LAYERS)
+    layers = attention + recurrent
+    kernels = LAYER_S * attention + RECURRENT_S * recurrent + LAYER_SQUARED_S * layers**2
     dense = packed = 0
     for operand in constants:
         if operand.dtype.bits < 16:

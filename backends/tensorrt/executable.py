@@ -2,6 +2,8 @@
 
 Every value of the program has device memory of its own, as large as it ever gets, so addresses
 never change: an engine reads where the one before wrote, an updated cache lies where the cache was.
+States and their logs have two places each, and calls go from one to the other and back: an engine
+may still read the old state while it writes the new one.
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, buffers, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
-from edgecc.errors import RequestError
+from edgecc.errors import BundleError, RequestError
 
 MakeContext: TypeAlias = Callable[[str, int], Context]
 """The context of a graph for a profile."""
 
 
 class TrtExecutable:
-    """Runs one entry; owns its caches and intermediate values.
+    """Runs one entry; owns its caches, states, logs and intermediate values.
 
     Args:
         state: What the engines share.
@@ -31,7 +33,11 @@ class TrtExecutable:
         interface: Inputs and outputs of the entry.
         min_rows: Calls with fewer token rows are padded to this many, so that one row computes with
             the kernels of a round; what padding writes into the caches lies behind the valid rows.
+        slots: Sequences whose caches it holds. A call runs one of them.
         given: Memory of values that others made: what another entry has written.
+
+    Attributes:
+        values: Memory of every value; of a state or log, the first of its two places.
     """
 
     def __init__(
@@ -42,14 +48,27 @@ class TrtExecutable:
         interface: Interface,
         *,
         min_rows: int,
+        slots: int = 1,
         given: Mapping[str, DeviceArray] | None = None,
     ) -> None:
         self.interface = interface
         self.min_rows = min_rows if Role.TOKEN_IDS in interface.inputs else 1
+        self.slots = slots
         self._state = state
         self._program = program
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
+        self._carried = (*interface.caches, *interface.states, *interface.logs)
+        self._kept = frozenset(p.name for p in self._carried)
+        self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
+        self._buffers = buffers(program, interface.updates)
+        self._updated: dict[str, DeviceArray] = {}
+        self._turns = [0] * slots
         self.values = self._allocate(engines, given or {})
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of one call: engines are made for one."""
+        return 1
 
     @property
     def capacity(self) -> int:
@@ -58,15 +77,19 @@ class TrtExecutable:
 
     @property
     def log_rows(self) -> int:
-        """Rows of logs of states: there are no states."""
-        return 0
+        """Rows the logs of the states hold."""
+        return self.interface.log_rows
 
     def _allocate(
         self, engines: Mapping[str, Mapping[str, Any]], given: Mapping[str, DeviceArray]
     ) -> dict[str, DeviceArray]:
-        """Memory of every value: inputs as large as profiles allow, the others as they follow."""
+        """Memory of every value: inputs as large as profiles allow, the others as they follow.
+
+        Raises:
+            BundleError: An update has not the size of what it updates.
+        """
         values = dict(given)
-        ports = {p.name: p for p in (*self.interface.inputs.values(), *self.interface.caches)}
+        ports = {p.name: p for p in (*self.interface.inputs.values(), *self._carried)}
         shapes: dict[str, Shape] = {}
         for step in self._program:
             plan = self._state.plans[step["graph"]]
@@ -74,23 +97,37 @@ class TrtExecutable:
                 if value not in shapes:
                     shapes[value] = plan.largest(name)
                     if value not in values:
-                        port = ports[value]
-                        is_cache = port.role is Role.KV_CACHE
-                        make = self._state.cache if is_cache else self._state.array
-                        values[value] = make(shapes[value], port.dtype)
+                        values[value] = self._input(ports[value], shapes[value])
             context = self._state.context(step["graph"], plan.last_profile)
             dtypes = {o["name"]: DTYPES[o["dtype"]] for o in engines[step["graph"]]["outputs"]}
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
             for name, value in step["outputs"].items():
                 shapes[value] = made[name]
-                cache = self.interface.updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
-                    values[value] = values[cache]
+                    if (made[name], dtypes[name]) != (shapes[cache], values[cache].dtype):
+                        raise _no_update(step["graph"], name, cache)
+                    values[value] = self._updated.get(cache, values[cache])
                 elif value not in values:
                     values[value] = self._state.array(made[name], dtypes[name])
         return values
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def _input(self, port: Port, shape: Shape) -> DeviceArray:
+        """Memory of an input; a state or log has a second place for its update."""
+        if port.role not in CARRIED:
+            return self._state.array(shape, port.dtype)
+        if port.name in self._states:
+            self._updated[port.name] = self._state.cache(shape, port.dtype, self.slots)
+        return self._state.cache(shape, port.dtype, self.slots)
+
+    @property
+    def turn(self) -> int:
+        """Which place of the states and logs of slot 0 the next call reads: 0 or 1."""
+        return self._turns[0]
+
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """See `Executable.run`.
 
         Raises:
@@ -99,14 +136,17 @@ class TrtExecutable:
             BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
         self._state.check_open()
-        self.interface.check(inputs, outputs, self._capacity)
+        self.interface.check(inputs, outputs, self._capacity, most=min(1, self.slots - slot))
         shapes = {}
         for role, array in inputs.items():
             port = self.interface.inputs[role]
             shapes[port.name] = self._upload(port, array)
+        if self._states and not inputs[Role.CACHE_LENGTH][0]:
+            self.clear_states(slot)
         stream = self._state.stream
-        for context in self.calls(shapes, outputs, self._state.context):
+        for context in self.calls(shapes, outputs, self._state.context, slot):
             context.enqueue(stream.handle)
+        self.take_turn(slot)
         results = {role: self._download(role, shapes) for role in outputs}
         stream.synchronize()
         tokens = inputs.get(Role.TOKEN_IDS)
@@ -115,24 +155,28 @@ class TrtExecutable:
         if Role.LOGITS in results and np.isnan(results[Role.LOGITS]).any():
             # The caches may hold NaN as well, and masked rows are multiplied by 0: the next
             # sequence would be lost too.
-            self._state.clear_caches()
+            self._state.clear_caches(slot)
         return results
 
     def calls(
-        self, shapes: dict[str, Shape], outputs: Sequence[Role], make: MakeContext
+        self, shapes: dict[str, Shape], outputs: Sequence[Role], make: MakeContext, slot: int = 0
     ) -> Iterator[Context]:
         """The engines that a call runs, in order, each with its shapes and addresses set.
+
+        They read states and logs at the place of this turn and write them at the other one:
+        `take_turn` when all are enqueued.
 
         Enqueue each before taking the next, unless `make` makes new contexts: an engine may come
         again with other shapes.
 
         Args:
             shapes: Of the inputs that are no caches, by name; the shapes of other values are added.
-            outputs: Roles wanted; caches are always updated.
+            outputs: Roles wanted; caches, states and logs are always updated.
             make: Where contexts come from.
+            slot: Whose caches.
         """
         ports = self.interface
-        shapes.update({c.name: self.values[c.name].shape for c in ports.caches})
+        shapes.update({c.name: self.values[c.name].shape for c in self._carried})
         wanted = {*ports.updates, *(ports.outputs[role].value for role in outputs)}
         for step in needed_steps(self._program, wanted):
             given = {n: shapes[v] for n, v in step["inputs"].items()}
@@ -140,8 +184,32 @@ class TrtExecutable:
             made = context.set_shapes(given)
             shapes.update({v: made[n] for n, v in step["outputs"].items()})
             bound = {**step["inputs"], **step["outputs"]}
-            context.bind({name: self.values[value].address for name, value in bound.items()})
+            context.bind({name: self._place(value, slot) for name, value in bound.items()})
             yield context
+
+    def _place(self, value: str, slot: int) -> int:
+        """Where a value lies: what lives between calls in its slot, all others are there once.
+
+        In every second turn of a slot, a state and its update swap.
+        """
+        carried = self._buffers.get(value, value)
+        if carried in self._states and self._turns[slot]:
+            array = self._updated[carried] if value == carried else self.values[carried]
+        else:
+            array = self.values[value]
+        return array.slot(slot if carried in self._kept else 0)
+
+    def take_turn(self, slot: int = 0) -> None:
+        """The next call of a slot reads the states that the last one has written."""
+        if self._states:
+            self._turns[slot] = 1 - self._turns[slot]
+
+    def clear_states(self, slot: int = 0) -> None:
+        """Begin a sequence: the next call of a slot reads states and logs of zeros."""
+        for name in self._states:
+            array = self.values[name]
+            address = self._place(name, slot)
+            self._state.stream.clear(address, byte_count(array.shape, array.dtype))
 
     def _upload(self, port: Port, array: Array) -> Shape:
         """Copy an input to the device, padded; the shape it has there.
@@ -175,3 +243,11 @@ class TrtExecutable:
         ports = self.interface
         port = ports.inputs.get(role)
         return self.values[port.name if port else ports.outputs[role].value].address
+
+
+def _no_update(graph: str, name: str, cache: str) -> BundleError:
+    return BundleError(
+        "bundle/engine",
+        f"output {name!r} of engine {graph!r} is no update of {cache!r}: it has another size",
+        help="compile the bundle again",
+    )

@@ -17,10 +17,9 @@ from typing import Any
 
 from edgecc.backends.cache import CacheKey, code_digest
 from edgecc.backends.tensorrt.builder import Profile
+from edgecc.backends.tensorrt.names import PlanNames, network_digest
 from edgecc.devices import Device
 from edgecc.ir.core import Graph, Module
-from edgecc.ir.printer import print_graph
-from edgecc.ir.types import symbols_of
 from edgecc.ir.weights import Derived, WeightTable
 
 _CODE = (
@@ -69,22 +68,23 @@ def engine_key(
     machine = "" if hasattr(library, "ComputeCapability") else _gpus()
     if machine is None:
         return None
-    table = module.weights
+    table, names = module.weights, PlanNames(module, graph)
+    symbols = dict.fromkeys(map(table.resolve, weights))
     return CacheKey(
         kind="engine",
-        name=graph.name,
+        name=names.graph,
         device=device.name,
-        ir=_graph_digest(module, graph, sizes),
+        ir=network_digest(module, graph, sizes),
         lowering=_lowering(),
         builder=device.library,
         builder_version=str(library.__version__),
-        weights={s: weight_digest(table, s) for s in dict.fromkeys(map(table.resolve, weights))},
+        weights={names.weight(s): weight_digest(table, s) for s in symbols},
         flags={
             "gpu": machine or ", ".join(map(str, device.compute_capabilities)),
             "system": sys.platform,
             "bound weights": ", ".join(bound) or "none",
             **{name: version(name) for name in _LIBRARIES},
-            **_ranges(profiles),
+            **ranges(profiles),
         },
     )
 
@@ -104,19 +104,8 @@ def weight_digest(table: WeightTable, symbol: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _graph_digest(module: Module, graph: Graph, sizes: Mapping[str, int]) -> str:
-    """SHA-256 of the graph as text, and of its sizes.
-
-    Locations count: a plan has the names of the checkpoint's tensors in it.
-    """
-    values = [i.value for i in graph.inputs] + [r for n in graph.nodes for r in n.results]
-    used = sorted(symbols_of(d for v in values for d in v.type.shape))
-    known = [f"{name}: {sizes.get(name, module.symbols.get(name))}" for name in used]
-    text = "\n".join([*known, print_graph(graph, locations=True)])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _ranges(profiles: Sequence[Profile]) -> dict[str, str]:
+def ranges(profiles: Sequence[Profile]) -> dict[str, str]:
+    """What profiles say, by name and input."""
     return {
         f"{profile.name} {name}": f"{list(low)} to {list(high)}, best {list(best)}"
         for profile in profiles

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.cache import CacheKey
-from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.onnx.emitter import output_names, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.storage import storage_errors
 from edgecc.backends.stored_weights import WEIGHT_FILE, places, tensor_name
@@ -30,14 +31,17 @@ from edgecc.backends.tensorrt.emitter import Emitter, WeightUse
 from edgecc.backends.tensorrt.engines import ENGINE_FOLDER, Engines, Facts, Job
 from edgecc.backends.tensorrt.estimate import estimate
 from edgecc.backends.tensorrt.keys import engine_key
+from edgecc.backends.tensorrt.keys import ranges as profile_ranges
 from edgecc.backends.tensorrt.library import load_library, uncollected
+from edgecc.backends.tensorrt.names import PlanNames, network_digest
 from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.backends.weight_file import WrittenFile
 from edgecc.devices import Device
-from edgecc.ir.core import Graph, Module
+from edgecc.ir.core import Graph, Module, Output
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
+from edgecc.roles import Role
 
 
 def jobs(module: Module, device: Device, weights: WeightPlan) -> list[Job]:
@@ -60,7 +64,8 @@ def _job(module: Module, device: Device, graph: Graph, weights: WeightPlan) -> J
     ranges = profiles(module, graph, sizes)
     taken = list(graph_operands(module, graph))
     bound = frozenset(weights.bound)
-    inputs = dict.fromkeys(o.name for o in taken if o in bound)
+    names = PlanNames(module, graph)
+    inputs = list(dict.fromkeys(names.input(o) for o in taken if o in bound))
     held = [o for o in dict.fromkeys(taken) if o not in bound]
     known = [w for n in graph.nodes if n.op.name == "constant" for w in n.weights]
 
@@ -74,7 +79,23 @@ def _job(module: Module, device: Device, graph: Graph, weights: WeightPlan) -> J
         return build(session, module, graph, weights.bound, path, report)
 
     file = f"{ENGINE_FOLDER}/{device.name}-{graph.name}.plan"
-    return Job(file, key, make, estimate(graph, device.name, len(ranges), held))
+    expected = estimate(graph, device.name, len(ranges), held)
+    return Job(file, key, make, expected, _network(module, graph, sizes, ranges, held, inputs))
+
+
+def _network(
+    module: Module,
+    graph: Graph,
+    sizes: Mapping[str, int],
+    profiles: Sequence[Profile],
+    held: Sequence[Operand],
+    inputs: Sequence[str],
+) -> str:
+    """What two graphs of one module have in common if one engine serves both."""
+    known = [w for n in graph.nodes if n.op.name == "constant" for w in n.weights]
+    constants = [*(o.symbol for o in held), *map(module.weights.resolve, known)]
+    digest = network_digest(module, graph, sizes)
+    return json.dumps([digest, profile_ranges(profiles), list(inputs), constants])
 
 
 def lower(
@@ -104,7 +125,7 @@ def lower(
         BackendError: The builder crashed.
     """
     library = load_library(device.library)
-    made = _with_origins(module, engines.build())
+    made = {n: _own(module, n, facts) for n, facts in engines.build().items()}
     entries = module.entries()
     manifest = {
         "backend": device.backend,
@@ -114,6 +135,7 @@ def lower(
         "compute_type": device.compute_type,
         "activations": _activations(module),
         "min_rows": verify_rows(module),
+        "max_batch_size": sequences(module),
         "weights": weights.policy.value,
         "weight_file": WEIGHT_FILE if file else None,
         "engines": made,
@@ -121,7 +143,7 @@ def lower(
         "entries": {e.name: interface(e) for e in entries},
         "tensors": places(weights.tensors(module), file) if file else {},
     }
-    files = tuple(facts["file"] for facts in made.values())
+    files = tuple(dict.fromkeys(facts["file"] for facts in made.values()))
     return Artifact(manifest, files, weights.held(module), tuple(engines.made))
 
 
@@ -161,13 +183,13 @@ def build(
     sizes = fixed_sizes(module, graph)
     made = profiles(module, graph, sizes)
     with uncollected():
-        network = session.network(graph.name)
+        network = session.network(PlanNames(module, graph).graph)
         emitter = Emitter(session.trt, network, module, graph, sizes, frozenset(bound))
         emitter.lower()
         plan = session.build(emitter, made, progress)
     with storage_errors(path), path.open("wb") as file:
         file.write(plan)
-    uses = {symbol: _use(use) for symbol, use in emitter.weights.items()}
+    uses = {emitter.names.weight(symbol): _use(use) for symbol, use in emitter.weights.items()}
     return {
         "bytes": plan.nbytes,
         "inputs": [
@@ -176,7 +198,7 @@ def build(
         "outputs": [
             {
                 **_port(name, o.value.type.dtype.value, emitter.shape(o.value)),
-                "alias": o.alias,
+                "alias": alias(o),
             }
             for name, o in zip(output_names(graph), graph.outputs, strict=True)
         ],
@@ -188,34 +210,49 @@ def build(
     }
 
 
-def _with_origins(module: Module, engines: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Facts with the place each weight came from, which the cache does not know."""
+def _own(module: Module, name: str, facts: Facts) -> Facts:
+    """What a plan says about itself, with the weights of one graph that it serves.
+
+    The cache does not know them, and graphs of other layers have the same plan.
+    """
+    graph = module.graphs[name]
+    names, origin = PlanNames(module, graph), module.weights.origin
+    operands = {names.input(o): o for o in graph_operands(module, graph)}
+    weights = {names.weights.get(n, n): use for n, use in facts["weights"].items()}
     return {
-        name: {
-            **facts,
-            "weights": {
-                symbol: {**use, "origin": module.weights.origin(symbol)}
-                for symbol, use in facts["weights"].items()
-            },
-        }
-        for name, facts in engines.items()
+        **facts,
+        "bound": [{**item, "tensors": _tensors(operands[item["name"]])} for item in facts["bound"]],
+        "weights": {s: {**use, "origin": origin(s)} for s, use in weights.items()},
     }
+
+
+def _tensors(operand: Operand) -> dict[str, str]:
+    return {c: tensor_name(operand.symbol, c) for c in operand.components}
 
 
 def _port(name: str, dtype: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(sizes)}
 
 
+def alias(output: Output) -> str | None:
+    """The input at whose address an engine expects an output.
+
+    The library updates caches in place and nothing else: a state is read by several kernels, in an
+    order that does not know where its update is written.
+    """
+    return output.alias if output.role is Role.KV_CACHE else None
+
+
 def bound_inputs(emitter: Emitter) -> list[dict[str, Any]]:
     """Inputs of a network that the runtime fills from the weight file: see `bound_weights`."""
     return [
         {
-            **_port(operand.name, operand.dtype.value, operand.shape),
+            **_port(name, operand.dtype.value, operand.shape),
             "form": operand.form,
-            "tensors": {c: tensor_name(operand.symbol, c) for c in operand.components},
+            "tensors": _tensors(operand),
             **({"block": list(operand.block)} if operand.block else {}),
         }
-        for operand in emitter.inputs.values()
+        for name, operand in emitter.inputs.items()
     ]
 
 

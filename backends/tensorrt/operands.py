@@ -22,7 +22,7 @@ import numpy as np
 
 from edgecc.backends.base import Array
 from edgecc.backends.layouts import Parts
-from edgecc.backends.stored_weights import layout_of, stored_symbol, tensor_name
+from edgecc.backends.stored_weights import layout_of, stored_symbol
 from edgecc.backends.tensorrt import forms
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node
@@ -52,11 +52,6 @@ class Operand:
     dtype: DType
     shape: tuple[int, ...]
     block: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As an input of a network: equal names are equal arrays, in all engines of a bundle."""
-        return f"@{tensor_name(self.symbol, self.components[0])}/{self.form}/{self.dtype.value}"
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgecc.backends.onnx.emitter import sequences
 from edgecc.backends.tensorrt.builder import Profile
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.core import Graph, Module
@@ -25,12 +26,17 @@ def verify_rows(module: Module) -> int:
 
 
 def fixed_sizes(module: Module, graph: Graph) -> dict[str, int]:
-    """Symbols of a graph that have one size: by their range, or because all callers pass it."""
+    """Symbols of a graph that have one size: by their range, or because all callers pass it.
+
+    Engines run one sequence at a time, whatever number a module was lifted for.
+    """
     sizes = {
         name: found.low
         for name, found in module.symbols.items()
         if found.low == found.high and found.low > 0
     }
+    if sequences(module) > 1:
+        sizes["b"] = 1
     passed: dict[str, set[Dim]] = {}
     for caller in module.graphs.values():
         for node in caller.nodes:

@@ -1,8 +1,10 @@
 """Greedy rounds on the GPU: draft, verification and choice with one read-back at the end.
 
-What differs from round to round (the anchor and two lengths) lies in device memory, so one captured
-CUDA graph serves all rounds with as many new features. Its inputs are three integers, its results
-the proposals and the target's choices.
+What differs from round to round (two lengths, for states two counts of rows, and the tokens that a
+draft wants to know: the anchor, or one for each row of features) lies in device memory, so one
+captured CUDA graph serves all rounds with as many new features. Its inputs are these integers, its
+results the proposals and the target's choices. Where the target has states, there are two graphs:
+one for each place that the states are read from.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from edgecc.errors import BackendError, ResourceError
 
 INTEGER = 8
 """Bytes of a token, a length or a row number."""
+
+_COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
+"""What a target with states is told beside the lengths, in this order."""
 
 
 @dataclass(slots=True)
@@ -51,38 +56,52 @@ class TrtRounds:
         self._target = target
         self._draft = draft
         self._rows = target.min_rows
-        self._given = state.host(3 * INTEGER)
+        self._is_chain = draft is not None and Role.NEXT_TOKEN_IDS in draft.interface.inputs
+        self._counts = tuple(r for r in _COUNTS if r in target.interface.inputs)
+        most = self._most_tokens(draft) if draft is not None else 1
+        size = (2 + len(self._counts) + most) * INTEGER
+        self._given = state.host(size)
         self._numbers: IntArray = self._given.bytes.view(np.int64)
-        self._integers = state.memory(3 * INTEGER)
+        self._integers = state.memory(size)
         self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
         self._chosen = state.host(self._rows * INTEGER)
         self._row_numbers = state.memory(self._rows * INTEGER)
         state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
-        self._works: dict[int, _Work] = {}
+        self._works: dict[tuple[int, int], _Work] = {}
         self._captures = True
 
-    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: IntArray, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
         """See `GreedyRounds.run`.
 
         Raises:
             BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
         self._state.check_open()
-        self._numbers[:] = anchor, start, draft_length
-        work = self._works.get(features)
+        tokens = self._tokens(features)
+        counts = (replay, int(not features))[: len(self._counts)]
+        numbers = (start, draft_length, *counts, *following[-tokens:])
+        self._numbers[: len(numbers)] = numbers
+        if not start:
+            self._target.clear_states()
+        key = features, self._target.turn
+        work = self._works.get(key)
         if work is not None and work.graph is not None:
             self._state.stream.launch(work.graph)
         elif features <= self._rows:
-            work = work or self._keep(features)
-            self._enqueue(work.draft, work.target)
+            work = work or self._keep(key)
+            self._enqueue(features, work.draft, work.target)
         else:  # the rows of a prompt's last chunk: once a sequence
             make = self._state.context
-            self._enqueue(self._draft_calls(features, make), self._target_calls(features, make))
+            draft = self._draft_calls(features, make)
+            self._enqueue(features, draft, self._target_calls(features, make))
+        self._target.take_turn()
         self._state.stream.synchronize()
         chosen = self._chosen.bytes.view(np.int64).copy()
         proposals = self._proposed.bytes.view(np.int64).copy()
         if work is not None and work.graph is None:
-            self._capture(work)
+            self._capture(features, work)
         return GreedyRound(proposals if features else proposals[:0], chosen)
 
     def features(self, rows: int) -> FloatArray:
@@ -106,12 +125,22 @@ class TrtRounds:
                     work.graph.close()
         self._works.clear()
 
-    def _keep(self, features: int) -> _Work:
+    @staticmethod
+    def _most_tokens(draft: TrtExecutable) -> int:
+        port = draft.interface.inputs.get(Role.NEXT_TOKEN_IDS)
+        return 1 if port is None else draft.values[port.name].shape[1]
+
+    def _tokens(self, features: int) -> int:
+        """How many tokens a round is told: the last one is the anchor."""
+        return max(features, 1) if self._is_chain else 1
+
+    def _keep(self, key: tuple[int, int]) -> _Work:
+        features, _ = key
         make = self._state.new_context
         work = _Work(
             tuple(self._draft_calls(features, make)), tuple(self._target_calls(features, make))
         )
-        self._works[features] = work
+        self._works[key] = work
         return work
 
     def _draft_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
@@ -119,9 +148,9 @@ class TrtRounds:
             return ()
         ports = self._draft.interface.inputs
         width = int(ports[Role.FEATURES].shape[2])
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             ports[Role.FEATURES].name: (1, features, width),
-            ports[Role.ANCHOR].name: (1,),
+            ports[self._role].name: (1, features) if self._is_chain else (1,),
             ports[Role.CACHE_LENGTH].name: (1,),
         }
         return self._draft.calls(shapes, [Role.PROPOSALS], make)
@@ -132,11 +161,17 @@ class TrtRounds:
             ports[Role.TOKEN_IDS].name: (1, self._rows),
             ports[Role.CACHE_LENGTH].name: (1,),
             ports[Role.LOGIT_ROWS].name: (self._rows,),
+            **{ports[role].name: (1,) for role in self._counts},
         }
         taps = [Role.HIDDEN_TAP] if features else []
         return self._target.calls(shapes, [Role.CHOSEN_TOKENS, *taps], make)
 
-    def _capture(self, work: _Work) -> None:
+    @property
+    def _role(self) -> Role:
+        """The draft's input that takes the tokens."""
+        return Role.NEXT_TOKEN_IDS if self._is_chain else Role.ANCHOR
+
+    def _capture(self, features: int, work: _Work) -> None:
         """Record a round that has run once: TensorRT wants that before a capture.
 
         Where that cannot be, rounds go on engine by engine, as the first one ran.
@@ -148,21 +183,27 @@ class TrtRounds:
         try:
             # Collected garbage may hold GPU memory of others, and freeing that ends a capture.
             with uncollected(), self._state.stream.capture() as graph:
-                self._enqueue(work.draft, work.target)
+                self._enqueue(features, work.draft, work.target)
         except (BackendError, ResourceError) as error:
             self._captures = False
             warnings.warn(f"rounds run without a CUDA graph: {error}", RuntimeWarning, stacklevel=2)
             return
         work.graph = graph
 
-    def _enqueue(self, draft_calls: Iterable[Context], target_calls: Iterable[Context]) -> None:
+    def _enqueue(
+        self, features: int, draft_calls: Iterable[Context], target_calls: Iterable[Context]
+    ) -> None:
         """Everything of a round, in order, without waiting for any of it."""
         stream, draft, target = self._state.stream, self._draft, self._target
-        stream.upload(self._integers, self._given.bytes)
-        anchor, start, length = (self._integers + i * INTEGER for i in range(3))
+        told = self._tokens(features)
+        count = 2 + len(self._counts)
+        stream.upload(self._integers, self._given.bytes[: (count + told) * INTEGER])
+        start, length, *counts = (self._integers + i * INTEGER for i in range(count))
+        following = self._integers + count * INTEGER
+        anchor = following + (told - 1) * INTEGER
         tokens = target.address(Role.TOKEN_IDS)
         if draft is not None and draft_calls:
-            stream.copy(draft.address(Role.ANCHOR), anchor, INTEGER)
+            stream.copy(draft.address(self._role), following, told * INTEGER)
             stream.copy(draft.address(Role.CACHE_LENGTH), length, INTEGER)
             _run(draft_calls, stream.handle)
             proposals, nbytes = draft.address(Role.PROPOSALS), self._proposed.bytes.nbytes
@@ -170,6 +211,8 @@ class TrtRounds:
             stream.download(self._proposed.bytes, proposals)
         stream.copy(tokens, anchor, INTEGER)
         stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
+        for role, count in zip(self._counts, counts, strict=True):
+            stream.copy(target.address(role), count, INTEGER)
         rows = target.address(Role.LOGIT_ROWS)
         stream.copy(rows, self._row_numbers, self._rows * INTEGER)
         _run(target_calls, stream.handle)

@@ -89,6 +89,8 @@ def attend(
     if attrs.causal:
         own = positions_from(length - q.shape[1], q.shape[1])
         seen = column <= own.unsqueeze(-1)
+        if attrs.window is not None:
+            seen = seen & (own.unsqueeze(-1) - column < attrs.window)
     # A mask does not keep garbage out: zero times infinity is no number.
     keys, values = (
         cache[:, :, :longest].masked_fill(~valid[:, None, :, None], 0)

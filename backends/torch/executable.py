@@ -18,19 +18,21 @@ from edgecc.ir.types import DimExpr
 
 
 class TorchExecutable:
-    """Runs one graph of a module, for one sequence. See `backends.base`.
+    """Runs one graph of a module. See `backends.base`.
 
     It owns every input that an output overwrites: caches, states and their logs.
 
     Args:
         executor: Evaluates the graph.
         graph: Its name: `target` or `draft`.
+        slots: Sequences that it holds, the most of a call.
 
     Raises:
         RequestError: The module has no such graph.
     """
 
-    def __init__(self, executor: TorchExecutor, graph: str) -> None:
+    def __init__(self, executor: TorchExecutor, graph: str, slots: int = 1) -> None:
+        self.slots = self.batch_size = slots
         self._executor = executor
         self._graph = find_graph(executor.module, graph)
         self._updates = {o.name: o.alias for o in self._graph.outputs if o.alias is not None}
@@ -43,7 +45,7 @@ class TorchExecutable:
         }
         self._caches: dict[str, Tensor] = {
             item.name: torch.zeros(
-                [1 if isinstance(d, DimExpr) else d for d in item.value.type.shape],
+                [slots if isinstance(d, DimExpr) else d for d in item.value.type.shape],
                 dtype=executor.dtype,
                 device=executor.device,
             )
@@ -63,7 +65,9 @@ class TorchExecutable:
         logs = self._graph.by_role(Role.STATE_LOG)
         return min((self._caches[log.name].shape[1] for log in logs), default=0)
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
         """See `Executable.run`; the results are copies. A call that is refused changes no cache.
 
         Raises:
@@ -82,15 +86,22 @@ class TorchExecutable:
                     f"graph @{self._graph.name} has no output {role!s}",
                     notes=[f"it has {_names(self._outputs)}"],
                 )
-        if not np.any(inputs.get(Role.CACHE_LENGTH, 1)):
-            for item in self._graph.by_role(Role.STATE):
-                self._caches[item.name] = torch.zeros_like(self._caches[item.name])
+        lengths = np.atleast_1d(inputs.get(Role.CACHE_LENGTH, 0))
+        held = slice(slot, slot + len(lengths))
+        if slot < 0 or held.stop > self.slots:
+            raise RequestError(
+                "run/slots", f"{len(lengths)} sequences from slot {slot} on, of {self.slots}"
+            )
+        for item in self._graph.by_role(Role.STATE):
+            self._caches[item.name][slot + np.flatnonzero(lengths == 0)] = 0
         named = {self._inputs[role].name: array for role, array in inputs.items()}
+        caches = {name: cache[held] for name, cache in self._caches.items()}
         wanted = [self._outputs[role].name for role in outputs]
         found = self._executor.run_tensors(
-            self._graph.name, {**named, **self._caches}, [*wanted, *self._updates]
+            self._graph.name, {**named, **caches}, [*wanted, *self._updates]
         )
-        self._caches |= {cache: found[name] for name, cache in self._updates.items()}
+        for name, cache in self._updates.items():
+            self._caches[cache][held] = found[name]
         return {role: self._array(found, self._outputs[role]) for role in outputs}
 
     def _array(self, found: Mapping[str, Tensor], output: Output) -> Array:

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgecc.backends.runtime import Generation, Generator, load
+    from edgecc.backends.runtime import Generation, Generator, SamplingParams, load
     from edgecc.driver import CompileOptions, compile, lift
     from edgecc.errors import EdgeccError
     from edgecc.ir_source import read_ir
@@ -23,6 +23,7 @@ _LAZY = {
     "EdgeccError": "edgecc.errors",
     "Generation": "edgecc.backends.runtime",
     "Generator": "edgecc.backends.runtime",
+    "SamplingParams": "edgecc.backends.runtime",
     "compile": "edgecc.driver",
     "lift": "edgecc.driver",
     "load": "edgecc.backends.runtime",
@@ -34,6 +35,7 @@ __all__ = [
     "EdgeccError",
     "Generation",
     "Generator",
+    "SamplingParams",
     "__version__",
     "compile",
     "lift",

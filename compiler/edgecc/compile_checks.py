@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgecc.backends.base import Progress
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.checkpoints import checkpoints_of
 from edgecc.compile_options import CompileOptions
 from edgecc.devices import DEVICES, Device
@@ -17,10 +18,9 @@ from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
 from edgecc.passes.quantize_activations import QuantizeActivations
-from edgecc.roles import Role
 from edgecc.text_side import check_tokenizer
 
-RUNTIME_METHODS = ("dspark",)
+RUNTIME_METHODS = tuple(PROPOSERS)
 """Speculation methods `edgecc.backends.runtime` can drive."""
 
 
@@ -41,6 +41,7 @@ def check_module(module: Module, options: CompileOptions, report: Progress) -> N
     _check_method(module, options)
     _check_head_choice(module, options)
     check_tokenizer(checkpoints_of(module)["target"])
+    _check_placeholder(module)
     _scan_values(module, report)
 
 
@@ -177,17 +178,8 @@ def _check_method(module: Module, options: CompileOptions) -> None:
     Engines for a GPU are worth having before: they are built from evaluated graphs.
 
     Raises:
-        UnsupportedError: It does not drive the draft's method, on a device that it runs on; or the
-            target reads images.
+        UnsupportedError: It does not drive the draft's method, on a device that it runs on.
     """
-    if "vision" in module.graphs:
-        raise UnsupportedError(
-            "vision/no-runtime",
-            "a target that reads images: lifting and evaluating work, the runtime does not drive "
-            "it yet",
-            where="graph @vision",
-            help="lift with --components text to compile the language model",
-        )
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
     driven = method in (None, *RUNTIME_METHODS)
@@ -200,10 +192,9 @@ def _check_method(module: Module, options: CompileOptions) -> None:
             help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
             f"compile for {runs_here[0]} takes drafts of method {', '.join(RUNTIME_METHODS)}",
         )
-    states = bool(module.graphs["target"].by_role(Role.STATE))
     reasons = [
         *([] if driven else [f"method {method}"]),
-        *(["recurrent states"] if states and not runs_here else []),
+        *(["images"] if "vision" in module.graphs and not runs_here else []),
     ]
     if reasons:
         module.decisions.append(
@@ -230,6 +221,23 @@ def _check_head_choice(module: Module, options: CompileOptions) -> None:
             f"--lm-head {options.lm_head}: the draft ships its own lm_head, which stays",
             where="draft: lm_head.weight",
             help="use --lm-head auto",
+        )
+
+
+def _check_placeholder(module: Module) -> None:
+    """The tokenizer must have the token that stands for an image, or no prompt could hold one."""
+    vision, target = module.metadata.get("vision"), module.metadata["target"]
+    assert isinstance(target, dict)
+    if not isinstance(vision, dict):
+        return
+    token, count = int(str(vision["image_token_id"])), int(str(target["num_tokens"]))
+    if token >= count:
+        raise InputError(
+            "vision/placeholder",
+            f"image_token_id is {token}, and the tokenizer has tokens 0 to {count - 1}",
+            where="target/config.json: image_token_id",
+            help="fetch tokenizer.json of the same model, or compile without the vision tower: "
+            "--components text",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgecc.devices import Device, LinearForm, get_device
 from edgecc.errors import UsageError
+from edgecc.frontends.components import TEXT, parse_components
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
@@ -24,10 +25,15 @@ class CompileOptions:
 
     Attributes:
         device: Name of the compile target, see `edgecc.devices`, or several of them for one bundle.
+        components: Which parts of the checkpoints are compiled, see `edgecc.frontends.components`.
+            `text` leaves out the vision tower of a multimodal target.
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
+        spec_method: Speculation method; `auto` is that of the draft, none without one; `mtp` drafts
+            with the target's own multi-token-prediction block.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         prefill_chunk: Most rows per call of the target.
+        max_batch_size: Most sequences at a time.
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
             a head of its own; `copy` binds to a copy (to measure what sharing saves).
         linear_form: How quantized linear layers run, see `lower-encodings`.
@@ -47,10 +53,13 @@ class CompileOptions:
     """
 
     device: str | tuple[str, ...] = "cpu"
+    components: str = TEXT
     max_model_len: int | None = None
     max_input_len: int | None = None
+    spec_method: str = "auto"
     num_speculative_tokens: int | None = None
     prefill_chunk: int = 128
+    max_batch_size: int = 1
     lm_head: str = "auto"
     linear_form: str = "auto"
     quantization: str = "auto"
@@ -64,6 +73,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         self._check_devices()
+        parse_components(self.components)
         _choice("weights", self.weights, WEIGHTS_CHOICES)
         _choice("lm_head", self.lm_head, LM_HEAD_CHOICES)
         _choice("verify", self.verify, VERIFY_CHOICES)
@@ -72,9 +82,10 @@ class CompileOptions:
         _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
         _choice("activations", self.activations, ACTIVATION_CHOICES)
         self._check_quantization()
-        for name in ("max_model_len", "max_input_len", "num_speculative_tokens", "prefill_chunk"):
+        optional = ("max_model_len", "max_input_len", "num_speculative_tokens")
+        for name in (*optional, "prefill_chunk", "max_batch_size"):
             value = getattr(self, name)
-            unset = value is None and name != "prefill_chunk"
+            unset = value is None and name in optional
             if not unset and (type(value) is not int or value < 1):
                 raise UsageError(
                     "usage/not-positive", f"{name} must be a positive number, not {value!r}"

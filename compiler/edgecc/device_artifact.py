@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from edgecc.backends.base import Artifact, Progress
 from edgecc.backends.bundle_writer import BundleWriter
@@ -13,7 +14,7 @@ from edgecc.backends.onnx.lower import lower as write_models
 from edgecc.backends.onnx.lower import stored_tensors
 from edgecc.backends.runtime.golden import lowered_golden_file
 from edgecc.backends.stored_weights import WEIGHT_FILE, StoredTensor, StoredWeights
-from edgecc.backends.tensorrt.engines import Engines
+from edgecc.backends.tensorrt.engines import Engines, same_engines
 from edgecc.backends.tensorrt.estimate import Estimate, expectation
 from edgecc.backends.tensorrt.lower import jobs
 from edgecc.backends.tensorrt.lower import lower as build_engines
@@ -22,6 +23,7 @@ from edgecc.backends.weight_file import WrittenFile
 from edgecc.compile_options import CompileOptions
 from edgecc.device_lowering import Lowered
 from edgecc.errors import Diagnostic
+from edgecc.expectations import evaluating, running
 from edgecc.golden import GOLDEN_FILE, check_engine, golden_rows
 from edgecc.ir.clone import clone_module
 from edgecc.ir.core import Module
@@ -84,6 +86,7 @@ class Share:
         self.options = options
         self.tensors: list[StoredTensor] = []
 
+    @cached_property
     def memory(self) -> MemoryPlan:
         """What running it takes."""
         return plan_memory(self.lowered.module, self.lowered.device, self._weights())
@@ -127,6 +130,16 @@ class ModelShare(Share):
     def _weights(self) -> dict[str, WeightBytes]:
         return model_weights(self.lowered.module)
 
+    def expect(self, tell: Callable[[Diagnostic], None]) -> None:
+        """See the class."""
+        finding = running(self.memory, self.lowered.module, available_bytes())
+        if finding is not None:
+            tell(finding)
+
+    def prepare(self, site: Site) -> None:
+        """See the class."""
+        self.expect(site.tell)
+
     def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """See the class."""
         assert file is not None
@@ -162,7 +175,9 @@ class EngineShare(Share):
 
     def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """See the class."""
-        self._tell([job.estimate for job in self._jobs], tell)
+        same = same_engines(self._jobs)
+        wanted = [job.estimate for job in self._jobs if job.estimate.name not in same]
+        self._tell(wanted, tell)
 
     def prepare(self, site: Site) -> None:
         """Take engines from the cache; the others must fit into memory."""
@@ -188,6 +203,27 @@ class EngineShare(Share):
             )
         used = file if self.tensors else None
         return build_engines(module, lowered.device, self.plan, used, self._engines)
+
+
+def expect(
+    parts: Sequence[Share], options: CompileOptions, tell: Callable[[Diagnostic], None]
+) -> None:
+    """Tell what writing all of it would take.
+
+    Raises:
+        ResourceError: There is not enough memory.
+    """
+    for part in parts:
+        part.expect(tell)
+    _expect_golden(parts, options, tell)
+
+
+def _expect_golden(
+    parts: Sequence[Share], options: CompileOptions, tell: Callable[[Diagnostic], None]
+) -> None:
+    finding = None if options.verify == "none" else evaluating([p.lowered for p in parts])
+    if finding is not None:
+        tell(finding)
 
 
 def shares(lowered: Sequence[Lowered], options: CompileOptions) -> list[Share]:
@@ -234,6 +270,7 @@ def write_artifacts(site: Site, parts: Sequence[Share], options: CompileOptions)
     writer, report = site.writer, site.report
     for part in parts:
         part.prepare(site)
+    _expect_golden(parts, options, site.tell)
     weights = stored_weights(parts)
     file = weights.write(writer.directory, report) if weights else None
     if file is not None:

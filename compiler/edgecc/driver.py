@@ -18,11 +18,11 @@ from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
 from edgecc.contract.examination import examine
-from edgecc.device_artifact import Site, shares, weight_bytes, write_artifacts
+from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
-from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.options import OWN_BLOCK, LiftOptions
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -41,13 +41,17 @@ def lift(
     draft: str | Path | None = None,
     *,
     max_model_len: int | None = None,
+    spec_method: str = "auto",
     num_speculative_tokens: int | None = None,
+    max_batch_size: int = 1,
     components: str = "text",
 ) -> Module:
     """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
     options = LiftOptions(
         max_model_len=max_model_len,
+        spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        max_batch_size=max_batch_size,
         components=components,
     )
     return lift_checkpoints(target, draft, options)
@@ -146,10 +150,9 @@ def compile(
             if strict:
                 _refuse_warnings(findings_of(lifted))
             parts = shares(lowered, chosen)
-            memory = [part.memory() for part in parts]
+            memory = [part.memory for part in parts]
             if writer is None:
-                for part in parts:
-                    part.expect(told)
+                expect(parts, chosen, told)
                 return compile_report(lowered, None, weight_bytes(parts), memory=memory)
             site = Site(writer, report, told, cache)
             written = write_artifacts(site, parts, chosen)
@@ -166,14 +169,17 @@ def _default_output(target: Path) -> str:
 
 
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
-    check_needs_draft(options, draft is not None)
+    check_needs_draft(options, draft is not None or options.spec_method == OWN_BLOCK)
     report("lift", 0, 1)
     sizes = LiftOptions(
         max_model_len=options.max_model_len,
         max_input_len=options.max_input_len,
         prefill_chunk=options.prefill_chunk,
+        spec_method=options.spec_method,
         num_speculative_tokens=options.num_speculative_tokens,
+        max_batch_size=options.max_batch_size,
         pads_rounds=any(d.pads_rounds for d in options.devices),
+        components=options.components,
     )
     found = examine(target, draft, sizes)
     try:

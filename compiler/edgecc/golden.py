@@ -22,7 +22,9 @@ from edgecc.backends.runtime.golden import (
     compare_golden,
     read_golden,
 )
+from edgecc.backends.runtime.proposer import proposer_of
 from edgecc.errors import InputError, InternalError
+from edgecc.golden_image import IMAGE_ROWS, GoldenImage, golden_image
 from edgecc.ir.clone import with_smaller_caches
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
@@ -55,7 +57,7 @@ def golden_rows(module: Module, passes: Sequence[Pass[Any]]) -> bytes:
     """
     limits = section(module, "limits")
     length, chunk = int(str(limits["max_model_len"])), int(str(limits["prefill_chunk"]))
-    rows = min(PROMPT_ROWS, length - 1, chunk)
+    rows = min(IMAGE_ROWS if "vision" in module.graphs else PROMPT_ROWS, length - 1, chunk)
     BindSharedWeights().run(module, PassContext())
     for item in _rounding(passes):
         item.run(module, PassContext())
@@ -83,16 +85,22 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     draft's round after the prompt `proposals` i64 `[N]`, and `draft_logits` f32 `[N, Vd]` if the
     graph has that output.
 
+    Where the target reads images, a small one stands in the prompt. Then there are also the inputs
+    of the tower as `tower.ROLE`, its `image_features` f32 `[m, H]`, and `positions` i64 `[3, T]`
+    and `image_rows` i64 `[T]` of the target.
+
     Raises:
         InputError: The reference overflows.
     """
     target = section(module, "target")
     count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
     ids = (np.arange(1, rows + 1, dtype=np.int64) * 7919) % min(count, padding)
-    sequence = GoldenSequence(Interpreter(module))
+    if (image := golden_image(module, rows)) is not None:
+        ids = image.prompt.token_ids
     with np.errstate(over="ignore", invalid="ignore"):  # judged by the result
-        out = sequence.target(ids)
-    for name in out.keys() & {"logits", "hidden_tap"}:
+        sequence = GoldenSequence(Interpreter(module), image)
+        out = {**sequence.image, **sequence.target(ids)}
+    for name in out.keys() & {"logits", "hidden_tap", "image_features"}:
         if not np.all(np.isfinite(out[name])):
             raise InputError(
                 "golden/not-finite",
@@ -102,6 +110,7 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
             )
     anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)
     golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0], "anchor": anchor}
+    golden |= sequence.image
     if "draft" in module.graphs:
         golden["hidden_tap"] = out["hidden_tap"][0]
         draft = sequence.draft(out["hidden_tap"], ids, anchor)
@@ -113,13 +122,23 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
 
 
 class GoldenSequence:
-    """One sequence on the graphs of a module; caches, states and logs of the target stay."""
+    """One sequence on the graphs of a module; caches, states and logs of the target stay.
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    Args:
+        interpreter: Of the module.
+        image: What is in the prompt, where the target reads images.
+
+    Attributes:
+        image: The golden rows of the tower and of what goes into the target with them.
+    """
+
+    def __init__(self, interpreter: Interpreter, image: GoldenImage | None = None) -> None:
         self._interpreter = interpreter
         self._module = interpreter.module
         self._memory = _caches(self._module, "target")
         self._length = 0
+        self._picture = image
+        self.image: dict[str, Array] = image.rows(interpreter) if image is not None else {}
 
     def target(self, ids: Array) -> dict[str, Array]:
         """Go on with some tokens; logits of the last one."""
@@ -130,12 +149,21 @@ class GoldenSequence:
                 "cache_length": np.array([self._length]),
                 "logit_rows": np.array([len(ids) - 1]),
                 **_counts(self._module, len(ids)),
+                **self._image_inputs(len(ids)),
                 **self._memory,
             },
         )
         self._memory = {name: out[name] for name in self._memory}
         self._length += len(ids)
         return out
+
+    def _image_inputs(self, rows: int) -> dict[str, Array]:
+        if self._picture is None:
+            return {}
+        features = self.image["image_features"]
+        given = self._picture.prompt.inputs_from(self._length, rows, features)
+        graph = self._module.graphs["target"]
+        return {i.name: given[i.role] for i in graph.inputs if i.role in given}
 
     def draft(self, features: Array, ids: Array, anchor: Array) -> dict[str, Array]:
         """The first round of the draft."""
@@ -161,7 +189,8 @@ def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) ->
     """
     engine = OrtEngine(_Directory(directory), artifact, num_threads=None, progress=None)
     try:
-        result = compare_golden(engine, read_golden(golden))
+        proposer = proposer_of(artifact)
+        result = compare_golden(engine, read_golden(golden), proposer=proposer)
         result.raise_if_failed()
         return result.checks
     finally:

@@ -163,7 +163,11 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
         "target": {"checkpoint": provenance["target"]["name"], **manifest["target"]},
         "draft": "none"
         if manifest["draft"] is None
-        else {"checkpoint": provenance["draft"]["name"], **manifest["draft"]},
+        else {
+            "checkpoint": (provenance["draft"] or provenance["target"])["name"],
+            **manifest["draft"],
+        },
+        "images": manifest.get("vision", "none: text only"),
         "limits": manifest["limits"],
         "per_sequence": _per_sequence(manifest["entries"]),
         "shared": [

@@ -10,8 +10,10 @@ from edgecc.checkpoints import checkpoints_of, close_checkpoints
 from edgecc.compile_options import CompileOptions
 from edgecc.errors import Diagnostic, EdgeccError, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.components import parse_components
 from edgecc.frontends.lift import lift
-from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.mtp_block import MTP_FILES
+from edgecc.frontends.options import OWN_BLOCK, LiftOptions
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Json, Module
@@ -23,7 +25,7 @@ from edgecc.roles import Role
 SUFFIX = ".eir"
 """What the name of a file of IR text ends with."""
 
-FIXED = ("max_model_len", "max_input_len", "prefill_chunk")
+FIXED = ("max_model_len", "max_input_len", "prefill_chunk", "max_batch_size")
 """Options that are sizes of a lifted module, by their names in its `limits`."""
 
 
@@ -45,7 +47,8 @@ def attach_checkpoints(
         path = Path(text)
         if near is not None and not path.is_absolute() and not path.exists():
             path = near / path
-        module.weights.readers[role] = Checkpoint.open(path, role=role)
+        also = MTP_FILES if role == "target" and _method(module) == OWN_BLOCK else ()
+        module.weights.readers[role] = Checkpoint.open(path, role=role, also=also)
 
 
 def read_ir(path: str | Path) -> Module:
@@ -107,6 +110,8 @@ def _check_complete(module: Module, path: Path) -> None:
         and all(type(limits.get(name)) is int for name in FIXED),
         "metadata draft": "draft" not in module.graphs
         or isinstance(module.metadata.get("draft"), dict),
+        "metadata vision": "vision" not in module.graphs
+        or isinstance(module.metadata.get("vision"), dict),
     }
     missing = [what for what, found in needed.items() if not found]
     if missing:
@@ -119,8 +124,16 @@ def _check_complete(module: Module, path: Path) -> None:
 
 
 def _check_sizes(module: Module, path: Path, options: CompileOptions) -> None:
-    """Sizes are part of the graphs: a flag can only repeat them."""
+    """Sizes and parts are those of the graphs: a flag can only repeat them."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
+    if options.spec_method not in ("auto", _method(module)):
+        raise UsageError(
+            "usage/lifted-method",
+            f"--spec-method {options.spec_method}: the module was lifted "
+            + (f"for {method}" if (method := _method(module)) else "without a draft"),
+            where=str(path),
+            help=f"lift the checkpoints again with --spec-method {options.spec_method}",
+        )
     defaults = CompileOptions()
     for name in (*FIXED, "num_speculative_tokens"):
         wanted, found = getattr(options, name), limits.get(name, draft.get(name))
@@ -132,6 +145,13 @@ def _check_sizes(module: Module, path: Path, options: CompileOptions) -> None:
                 where=str(path),
                 help="lift the checkpoints again with this size",
             )
+    if parse_components(options.components).vision and "vision" not in module.graphs:
+        raise UsageError(
+            "usage/lifted-components",
+            f"--components {options.components}: the module was lifted without a vision tower",
+            where=str(path),
+            help=f"lift the checkpoints again with --components {options.components}",
+        )
 
 
 def _stored_findings(module: Module) -> Iterator[Diagnostic]:
@@ -187,15 +207,23 @@ def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
     steps = draft.get("num_speculative_tokens")
-    length, prompt, chunk = (int(str(limits[name])) for name in FIXED)
+    length, prompt, chunk, batch = (int(str(limits[name])) for name in FIXED)
     return LiftOptions(
         max_model_len=length,
         max_input_len=prompt,
         prefill_chunk=chunk,
+        spec_method=OWN_BLOCK if _method(module) == OWN_BLOCK else "auto",
         num_speculative_tokens=steps if isinstance(steps, int) else None,
+        max_batch_size=batch,
         pads_rounds=_pads_rounds(module, length),
         components="all" if "vision" in module.graphs else "text",
     )
+
+
+def _method(module: Module) -> str | None:
+    """The speculation method of a lifted module."""
+    method = _section(module, "draft").get("method")
+    return method if isinstance(method, str) else None
 
 
 def _pads_rounds(module: Module, length: int) -> bool:

@@ -19,6 +19,7 @@ from edgecc.backends.runtime.golden import (
 )
 from edgecc.errors import InternalError, MismatchError
 from edgecc.golden import GoldenSequence, make_golden, section
+from edgecc.golden_image import golden_image
 from edgecc.ir.clone import with_smaller_caches
 from edgecc.ir.core import Module, Node
 
@@ -75,7 +76,9 @@ def _way_out(checks: Sequence[Check]) -> str:
 def _comparisons(chooser: _Chooser, expected: dict[str, Array]) -> Iterator[Check]:
     """A prompt, a call after it, and the draft's round between them."""
     ids, anchor = expected["token_ids"], expected["anchor"]
-    sequence = GoldenSequence(chooser)
+    sequence = GoldenSequence(chooser, golden_image(chooser.module, len(ids)))
+    if sequence.image:
+        yield _check("image_features", sequence.image["image_features"], expected)
     out = sequence.target(ids)
     yield _check("logits", out["logits"][0], expected)
     if "draft_logits" in expected:

@@ -2,8 +2,10 @@
 
 Weights, caches and recurrent states follow from types and encodings. Activations are the largest
 set of values that are alive at the same time, for the two kinds of calls a runtime makes: reading a
-prompt chunk by chunk, and verifying proposals. Every graph without calls is a program of its own
-whose working memory stays with it, so the peaks of several are added up, not compared.
+prompt chunk by chunk, and verifying proposals. Every graph without calls is a program of its own.
+The working memory of an ONNX Runtime session stays with it, so the peaks of several are added up;
+engines of TensorRT run one after the other in one block, so only the largest counts, and what they
+pass to each other.
 
 Not counted: the process, its libraries, what a builder's kernels want as scratch (engines tell that
 when they are built), and rounding up by allocators.
@@ -11,17 +13,18 @@ when they are built), and rounding up by allocators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import TypeAlias
 
 from edgecc.backends.tensorrt.profiles import verify_rows
-from edgecc.devices import Device
+from edgecc.devices import Device, Dialect
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.evaluation import last_uses
-from edgecc.ir.types import DimExpr, TensorType
+from edgecc.ir.types import DimExpr, TensorType, symbols_of
 from edgecc.memory_weights import WeightBytes
+from edgecc.roles import Role
 
 Sizes: TypeAlias = Mapping[str, int]
 
@@ -31,6 +34,7 @@ _KEPT = (*_CACHES, *_STATES)
 """Roles of inputs that stay on the device from call to call, updated in place."""
 
 _ATTENTION = ("attention", "cached_attention")
+_IMAGE_ATTENTION = ("multi_head_attention",)
 _SCORE_BYTES = 4
 
 
@@ -44,7 +48,8 @@ class PartMemory:
         weights: Its weights as they are computed with, of which
         mapped: are pages of the bundle's files, which the system gives up when memory is short.
         caches: Keys and values.
-        states: Recurrent states, and the log they are replayed from.
+        states: Recurrent states, and the log they are replayed from; on a GPU, where engines do
+            not update them in place, twice.
         prefill: Activations while a prompt is read.
         verify: Activations while proposals are made or verified.
     """
@@ -160,14 +165,17 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
     batch, rows = int(str(limits.get("max_batch_size", 1))), verify_rows(module)
     chunk = module.symbols["t"].high if "t" in module.symbols else None
     chunk = rows if chunk is None else chunk
-    prefill = _sizes(module, batch, chunk, 1)
-    verify = _sizes(module, batch, rows, rows)
+    # A prompt is read alone; only models of ONNX Runtime verify several sequences in one call.
+    prefill = _sizes(module, 1, chunk, 1)
+    verify = _sizes(module, batch if device.dialect is not None else 1, rows, rows)
+    towers = {e.name for e in module.entries() if e.by_role(Role.PIXEL_VALUES)}
     figures = {
-        phase: _activations(module, device, sizes)
-        for phase, sizes in (("prefill", prefill), ("verify", verify))
+        "prefill": _activations(module, device, prefill),
+        "verify": _activations(module, device, verify, without=towers),
     }
+    places = 2 if device.library else 1
     parts = tuple(
-        _part(module, name, graphs, verify, weights, figures)
+        _part(module, name, graphs, {**verify, "b": batch}, weights, figures, places)
         for name, graphs in _parts(module).items()
     )
     length = int(str(limits.get("max_model_len", 0)))
@@ -175,8 +183,14 @@ def plan_memory(module: Module, device: Device, weights: Mapping[str, WeightByte
 
 
 def _sizes(module: Module, batch: int, rows: int, wanted: int) -> dict[str, int]:
-    """Symbols of a call with so many rows: `b`, `r`, and all others are rows."""
+    """Symbols of a call with so many rows: `b`, `r`, and all others are rows.
+
+    The tower reads one image a call, while a prompt is read: the largest one it takes.
+    """
     sizes = dict.fromkeys(module.symbols, rows)
+    inputs = (i for g in module.graphs.values() for i in g.by_role(Role.PIXEL_VALUES))
+    for name in symbols_of(dim for i in inputs for dim in i.value.type.shape):
+        sizes[name] = module.symbols[name].high
     return sizes | {"b": batch, "r": wanted}
 
 
@@ -203,7 +217,9 @@ def _part(
     sizes: Sizes,
     weights: Mapping[str, WeightBytes],
     figures: Mapping[str, Mapping[str, int]],
+    places: int,
 ) -> PartMemory:
+    """The figures of one part; states have so many places."""
     graphs = list(graphs)
     held = [weights[g.name] for g in graphs if g.name in weights]
     kept = [i for g in graphs if g in module.entries() for i in g.inputs if i.role in _KEPT]
@@ -213,25 +229,59 @@ def _part(
         weights=sum(w.resident for w in held),
         mapped=sum(w.mapped for w in held),
         caches=sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _CACHES),
-        states=sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _STATES),
+        states=places * sum(_nbytes(i.value.type, sizes) for i in kept if i.role in _STATES),
         prefill=sum(figures["prefill"].get(g.name, 0) for g in graphs),
         verify=sum(figures["verify"].get(g.name, 0) for g in graphs),
     )
 
 
-def _activations(module: Module, device: Device, sizes: Sizes) -> dict[str, int]:
+def _activations(
+    module: Module, device: Device, sizes: Sizes, *, without: Collection[str] = ()
+) -> dict[str, int]:
     """By graph: what entries are passed, and the peak of each graph without calls.
 
     A graph that is called several times has the largest of its peaks.
+
+    Args:
+        module: Legalized for the device.
+        device: What it was lowered for.
+        sizes: Value of every symbol.
+        without: Entries that do not run.
     """
+    if device.library:
+        return _engine_activations(module, sizes, without)
     found: dict[str, int] = {}
-    for entry in module.entries():
+    for entry in (e for e in module.entries() if e.name not in without):
         passed = (i.value.type for i in entry.inputs if i.role not in _KEPT)
         found[entry.name] = sum(_nbytes(t, sizes) for t in passed)
         for graph, bound in _leaves(module, entry, sizes):
-            peak = peak_bytes(graph, bound, scores=device.dialect is not None)
+            peak = peak_bytes(
+                graph,
+                bound,
+                scores=device.dialect is not None,
+                image_scores=device.dialect is Dialect.STANDARD,
+            )
             own = found[entry.name] if graph is entry else 0
             found[graph.name] = max(found.get(graph.name, 0), own + peak)
+    return found
+
+
+def _engine_activations(module: Module, sizes: Sizes, without: Collection[str]) -> dict[str, int]:
+    """By graph: what entries are passed, what their engines pass on, and one block for all."""
+    found: dict[str, int] = {}
+    block, largest = 0, ""
+    for entry in (e for e in module.entries() if e.name not in without):
+        aliased = {o.value for o in entry.outputs if o.alias is not None}
+        calls = [n for n in entry.nodes if n.op.name == "call"]
+        passed = [i.value for i in entry.inputs if i.role not in _KEPT]
+        passed += [r for n in calls for r in n.results if r not in aliased]
+        found[entry.name] = sum(_nbytes(v.type, sizes) for v in passed)
+        for graph, bound in _leaves(module, entry, sizes):
+            peak = peak_bytes(graph, bound, scores=False, outputs=graph is entry)
+            if peak > block:
+                block, largest = peak, graph.name
+    if largest:
+        found[largest] = found.get(largest, 0) + block
     return found
 
 
@@ -256,7 +306,14 @@ def _bound(callee: Graph, node: Node, sizes: Sizes) -> dict[str, int]:
     return found
 
 
-def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool) -> int:
+def peak_bytes(
+    graph: Graph,
+    sizes: Sizes,
+    *,
+    scores: bool,
+    image_scores: bool = False,
+    outputs: bool = True,
+) -> int:
     """The most bytes that results of a graph's nodes take at the same time.
 
     Values live from the node that makes them to the last that reads them, outputs to the end.
@@ -267,29 +324,30 @@ def peak_bytes(graph: Graph, sizes: Sizes, *, scores: bool) -> int:
         graph: Without calls.
         sizes: Value of every symbol.
         scores: Whether attention keeps its scores f32 `[b, heads, t, capacity]` while it runs.
+        image_scores: Whether that of a vision tower does, f32 `[1, heads, s, s]`.
+        outputs: Whether the graph makes its outputs; else they are the caller's, like inputs.
     """
     nodes = list(graph.nodes)
-    aliased = {o.value for o in graph.outputs if o.alias is not None}
+    aliased = {o.value for o in graph.outputs if o.alias is not None or not outputs}
     dead = last_uses(nodes, (o.value for o in graph.outputs))
 
     def size(value: Value) -> int:
         in_place = value in aliased or value.producer is None
         return 0 if in_place else _nbytes(value.type, sizes)
 
+    held = {*(_ATTENTION if scores else ()), *(_IMAGE_ATTENTION if image_scores else ())}
     live = most = 0
     for index, node in enumerate(nodes):
         live += sum(map(size, node.results))
-        most = max(most, live + (_scores(node, sizes) if scores else 0))
+        most = max(most, live + (_scores(node, sizes) if node.op.name in held else 0))
         live -= sum(map(size, dead.get(index, ())))
     return most
 
 
 def _scores(node: Node, sizes: Sizes) -> int:
-    if node.op.name not in _ATTENTION:
-        return 0
-    caches = [v.type for v in node.operands if v.type.rank == 4]
     batch, rows = _shape(node.operands[0].type, sizes)[:2]
-    capacity = _shape(caches[0], sizes)[2]
+    caches = [v.type for v in node.operands if v.type.rank == 4]
+    capacity = _shape(caches[0], sizes)[2] if caches else rows
     return _SCORE_BYTES * batch * int(getattr(node.attrs, "heads", 1)) * rows * capacity
 
 

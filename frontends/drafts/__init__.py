@@ -6,26 +6,108 @@ networks; the config only has to agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from edgecc.errors import InputError, UnsupportedError
+from edgecc.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.drafts.base import Draft
 from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
+from edgecc.frontends.drafts.mtp import Mtp, has_block
 from edgecc.frontends.drafts.names import canonical_name
+from edgecc.frontends.mtp_block import MTP_BLOCK
+from edgecc.frontends.options import SPEC_METHODS, LiftOptions
 
 KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, Eagle3)}
-"""Every kind of draft that can be lifted, by its method."""
+"""Every kind of draft checkpoint that can be lifted, by its method."""
 
 SUPPORTED = tuple(KINDS)
 
 _ABOUT = {
     "deepseek-v4": "stages of another network, bundled with their own target",
     "plain": "this is a complete language model",
-    "mtp": "a layer that belongs to its target's checkpoint",
+    "mtp": "a layer that belongs to its target's checkpoint: give that alone, with "
+    "--spec-method mtp",
 }
+
+
+def choose_draft(
+    target: Checkpoint | None, draft: Checkpoint | None, options: LiftOptions
+) -> tuple[Draft | None, str | None]:
+    """How a target is to speculate.
+
+    Args:
+        target: The target, if there is one.
+        draft: The draft checkpoint, if there is one.
+        options: The method and the proposals that were asked for.
+
+    Returns:
+        The draft, None for plain decoding, and the decision as a line.
+
+    Raises:
+        UsageError: The method that was asked for does not fit what is there.
+        UnsupportedError: A draft of a known kind, or a variant, that edgecc does not build.
+        InputError: Not a draft, an incomplete one, or one with a bad config.
+    """
+    method, steps = options.spec_method, options.num_speculative_tokens
+    if method not in SPEC_METHODS:
+        raise UnsupportedError(
+            "draft/kind",
+            f"method {method!r} is not supported",
+            help=did_you_mean(method, SPEC_METHODS),
+        )
+    if method == Mtp.method:
+        return _own_block(target, draft, steps)
+    if draft is None:
+        if method != "auto":
+            raise UsageError(
+                "usage/spec-method",
+                f"--spec-method {method} needs a draft",
+                help="give its folder: --draft DIR",
+            )
+        return None, _offer(target)
+    found, tensor = _detect(draft)
+    if method not in ("auto", found):
+        raise UsageError(
+            "usage/spec-method",
+            f"--spec-method {method}, but the draft is one of method {found}: it stores {tensor}",
+            where=draft.location(tensor),
+            help=f"leave out --spec-method, or say {found}",
+        )
+    why = f"it was asked for, and the draft stores {tensor}"
+    if method == "auto":
+        why = f"the draft stores {tensor}"
+    return KINDS[found](draft, steps), f"speculation by method {found}: {why}"
+
+
+def _own_block(
+    target: Checkpoint | None, draft: Checkpoint | None, steps: int | None
+) -> tuple[Draft, str]:
+    """The target's own block.
+
+    Raises:
+        UsageError: There is no target, or a draft as well.
+    """
+    if draft is not None or target is None:
+        raise UsageError(
+            "usage/spec-method",
+            "--spec-method mtp drafts with a block of the target's own checkpoint"
+            + (f", --draft names {draft.path.name}" if draft is not None else ""),
+            help="leave out --draft" if target is not None else "give the target alone",
+        )
+    block = Mtp(target, steps)
+    return block, (
+        f"speculation by method mtp: it was asked for, and the target stores its {MTP_BLOCK} "
+        f"({len(block.names)} tensors)"
+    )
+
+
+def _offer(target: Checkpoint | None) -> str | None:
+    """Told of targets that decode plainly and need not."""
+    if target is None or not has_block(target):
+        return None
+    return f"no draft: --spec-method mtp would draft with the target's {MTP_BLOCK}"
 
 
 def read_draft(checkpoint: Checkpoint, steps: int | None = None) -> Draft:
@@ -50,9 +132,14 @@ def detect_draft(checkpoint: Checkpoint) -> str:
         UnsupportedError: A draft of a known kind that edgecc does not build.
         InputError: Not a draft, or an incomplete one.
     """
-    found = _kind(checkpoint)
+    return _detect(checkpoint)[0]
+
+
+def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Like `detect_draft`, with the tensor that gives it away."""
+    found, tensor = _kind(checkpoint)
     if found in SUPPORTED:
-        return found
+        return found, tensor
     where = f"{checkpoint.role}/config.json"
     if not found:
         raise InputError(
@@ -84,24 +171,17 @@ def detect_draft(checkpoint: Checkpoint) -> str:
 
 def is_draft(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint looks like a draft that cannot run without a target."""
-    return _kind(checkpoint) not in ("", "plain")
+    return _kind(checkpoint)[0] not in ("", "plain")
 
 
-def _kind(checkpoint: Checkpoint) -> str:
-    stored = checkpoint.tensors.keys()
-    names = {canonical_name(name) for name in stored}
-    if any(n.startswith("mtp.") and ".hc_" in n for n in names):
-        return "deepseek-v4"
-    if any(n.startswith("markov_head.") for n in names):
-        return "dspark"
-    eagle = "d2t" in names or "layers.0.hidden_norm.weight" in names
-    if eagle or any(n.startswith("midlayer.") for n in stored):
-        return "eagle3"
-    if "fc.weight" in names:
-        return _block_kind(names)
-    if any(n.endswith("embed_tokens.weight") for n in names):  # whatever class wraps it
-        return "plain"
-    return "mtp" if any(n.startswith(("mtp.", "mtp_layers.")) for n in names) else ""
+def _kind(checkpoint: Checkpoint) -> tuple[str, str]:
+    """What a checkpoint is, and the tensor that gives it away; empty if nothing is known."""
+    names = {canonical_name(name): name for name in sorted(checkpoint.tensors)}
+    for kind, gives_away in _SIGNS:
+        stored = next((names[n] for n in names if gives_away(n, names[n])), None)
+        if stored is not None:
+            return _block_kind(names) if kind == "dflash" else kind, stored
+    return "", ""
 
 
 def _block_kind(names: Collection[str]) -> str:
@@ -109,3 +189,15 @@ def _block_kind(names: Collection[str]) -> str:
     if any(n.startswith("candidate_selector.") for n in names):
         return "dflash2"
     return "domino" if any("gru" in n for n in names) else "dflash"
+
+
+_EAGLE3 = ("d2t", "layers.0.hidden_norm.weight")
+_SIGNS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
+    ("deepseek-v4", lambda name, _: name.startswith("mtp.") and ".hc_" in name),
+    ("dspark", lambda name, _: name.startswith("markov_head.")),
+    ("eagle3", lambda name, stored: name in _EAGLE3 or stored.startswith("midlayer.")),
+    ("dflash", lambda name, _: name == "fc.weight"),
+    ("plain", lambda name, _: name.endswith("embed_tokens.weight")),  # whatever class wraps it
+    ("mtp", lambda name, _: name.startswith(("mtp.", "mtp_layers."))),
+)
+"""Kinds of checkpoints and their tensors, by canonical and stored name; the first that fits."""

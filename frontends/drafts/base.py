@@ -6,13 +6,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgecc.errors import InputError
+from edgecc.errors import Diagnostic, InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig
+from edgecc.frontends.drafts.names import canonical_names
+from edgecc.frontends.inventory import check_layers
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.ir.core import Json
+from edgecc.frontends.mtp_block import MTP_TENSORS
+from edgecc.frontends.quantization import read_quantization
+from edgecc.ir.core import Json, Module
 
-IGNORABLE = ("verifier_lm_head.*", "verifier_norm.*", "target_model.*")
+_FROM_TARGET = ("verifier_lm_head.*", "verifier_norm.*", "target_model.*", *MTP_TENSORS)
 """Globs of tensors some exports carry along from the target."""
 
 ANOTHER_TARGET = "use the target this draft was trained for"
@@ -38,6 +42,7 @@ class Draft(ABC):
 
     Class attributes:
         method: Name of the speculation method.
+        ignorable: Globs of tensors that are expected to be left over.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -49,6 +54,7 @@ class Draft(ABC):
     """
 
     method: ClassVar[str]
+    ignorable: ClassVar[tuple[str, ...]] = _FROM_TARGET
 
     checkpoint: Checkpoint
     text: TextConfig
@@ -91,6 +97,29 @@ class Draft(ABC):
         Raises:
             InputError: The two do not belong together.
         """
+
+    def open_weights(self, module: Module) -> ModuleWeights:
+        """The draft's tensors by canonical names, to be added to a module.
+
+        Raises:
+            InputError: Layers are missing, or two tensors mean the same.
+            UnsupportedError: They are quantized in a way edgecc cannot read.
+        """
+        names = canonical_names(self.checkpoint.tensors)
+        check_layers(self.checkpoint, names, self.text.num_hidden_layers)
+        return ModuleWeights(module, self.checkpoint, read_quantization(self.checkpoint), names)
+
+    def findings(self, weights: ModuleWeights) -> list[Diagnostic]:
+        """What was found out about the precision of its tensors while the graph was built."""
+        return weights.quantization.findings
+
+    def reads(self, taps: tuple[int, ...]) -> str:
+        """Which states of the target it reads, for the report.
+
+        Args:
+            taps: What `taps` returned for the target.
+        """
+        return f"the outputs of target layers {list(taps)} (from 0; read from {self.numbering})"
 
     @abstractmethod
     def build(self, weights: ModuleWeights, size: DraftSize) -> None:

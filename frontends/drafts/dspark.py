@@ -4,8 +4,9 @@ Source: DeepSpec's reference model (arXiv 2607.05147). With F the tapped target 
 tokens, C = hidden_norm(F fc^T) is shared by all layers; each layer takes keys and values from C at
 the tokens' own positions (input_layernorm is not applied to C) and from the block. The block is
 [anchor, mask, ...], attends to the whole context and the whole block without a causal mask, and
-slot j predicts the token after position start + j. The Markov head adds `w2 w1[previous token]` to
-the logits of each slot, left to right.
+slot j predicts the token after position start + j. In layers with a window each slot sees the last
+rows up to its own, of context and block (as in SpecForge and SGLang). The Markov head adds
+`w2 w1[previous token]` to the logits of each slot, left to right.
 """
 
 from __future__ import annotations
@@ -194,7 +195,10 @@ class _DraftBuilder(DecoderBuilder):
     def _layer(
         self, i: int, x: Value, k_cache: Value, v_cache: Value
     ) -> tuple[Value, Value, Value]:
-        """One layer: the block attends to all context rows and to itself, both ways."""
+        """One layer: the block attends to all context rows and to itself, both ways.
+
+        With a window each slot attends to the last rows up to its own.
+        """
         b, text, layer = self.b, self.text, f"layers.{i}"
         heads, kv_heads, dim = text.num_attention_heads, text.num_key_value_heads, text.head_dim
         y = self.norm(x, f"{layer}.input_layernorm")
@@ -209,7 +213,8 @@ class _DraftBuilder(DecoderBuilder):
         b.at(f"draft: {layer}.self_attn")
         k_new = b.op("cache_update", k_cache, k, self.start, name=f"k_cache.{i}")
         v_new = b.op("cache_update", v_cache, v, self.start, name=f"v_cache.{i}")
-        attrs = AttentionAttributes(heads, kv_heads, dim**-0.5, causal=False)
+        window = text.sliding_windows[i]
+        attrs = AttentionAttributes(heads, kv_heads, dim**-0.5, window is not None, window)
         y = b.op("attention", q, k_new, v_new, self.length, attrs=attrs, name="attn")
         x = self.add(x, self.linear(y, f"{layer}.self_attn.o_proj", text.hidden_size))
         y = self.norm(x, f"{layer}.post_attention_layernorm")

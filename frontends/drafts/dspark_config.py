@@ -119,7 +119,7 @@ def _reject_networks(places: Places, text: TextConfig) -> None:
         UnsupportedError: Naming the variant.
     """
     where = places.top.where
-    reject_layers(places, text)
+    reject_layers(places, text, windows=True)
     named = (places.top.string("model_type", default=""), text.model_type, *text.architectures)
     for family in _OTHER_FAMILIES:
         if any(name.lower().startswith(family) for name in named):

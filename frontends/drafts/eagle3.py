@@ -19,7 +19,6 @@ from __future__ import annotations
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig
-from edgecc.frontends.decoder_layer import DecoderBuilder
 from edgecc.frontends.drafts.base import (
     ANOTHER_TARGET,
     Draft,
@@ -27,6 +26,7 @@ from edgecc.frontends.drafts.base import (
     check_taps,
     check_vocabulary,
 )
+from edgecc.frontends.drafts.chain import ChainBuilder
 from edgecc.frontends.drafts.eagle3_config import DEFAULT_TAPS, default_taps, read_eagle3_config
 from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
@@ -34,10 +34,7 @@ from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Json, Value
 from edgecc.ir.ops.attention import AttentionAttributes
-from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes
-from edgecc.ir.types import Dim, DType, sym
-from edgecc.roles import Role
 
 _LAYER = "layers.0"
 _VARIANTS = (
@@ -126,8 +123,10 @@ class Eagle3(Draft):
         vocab, declared = self.text.vocab_size, self.config.draft_vocab_size
         vocabulary = read_vocabulary(weights, vocab, declared, size.num_tokens)
         self._vocabulary_size = vocabulary.size
-        builder = _ChainBuilder(weights, self, vocabulary, size.max_model_len + self.rows)
-        builder.build(self._features() * size.target_hidden)
+        capacity = size.max_model_len + self.rows
+        builder = _Eagle3Builder(weights, self, vocabulary, capacity)
+        cache = (self.text.num_key_value_heads, capacity, self.text.head_dim)
+        builder.build(self._features() * size.target_hidden, self.steps, cache, layers=1)
 
     def metadata(self, taps: tuple[int, ...]) -> dict[str, Json]:
         """Proposals, layers and vocabulary."""
@@ -183,8 +182,8 @@ class Eagle3(Draft):
         return DEFAULT_TAPS if ids is None else len(ids)
 
 
-class _ChainBuilder(DecoderBuilder):
-    """State of building one graph: what every step reads, and the caches as they fill."""
+class _Eagle3Builder(ChainBuilder):
+    """State of building one graph."""
 
     def __init__(
         self,
@@ -194,38 +193,20 @@ class _ChainBuilder(DecoderBuilder):
         capacity: int,
     ) -> None:
         super().__init__(Builder(weights.module, "draft"), weights, draft.text.rms_norm_eps)
-        self.config, self.text, self.steps = draft.config, draft.text, draft.steps
-        self.vocabulary, self.capacity = vocabulary, capacity
+        self.config, self.text = draft.config, draft.text
+        self.vocabulary = vocabulary
         self.tables = weights.rope_tables(draft.text.rope, capacity)
         hidden = draft.text.hidden_size
         self.embedding = weights.own_or_borrowed("embed_tokens", draft.text.vocab_size, hidden)
         self.head = weights.own_or_borrowed("lm_head", vocabulary.size, hidden)
 
-    def build(self, width: int) -> None:
-        b, text = self.b, self.text
-        features = b.input("features", DType.F32, (sym("b"), sym("c"), width), Role.FEATURES)
-        shape: tuple[Dim, ...] = (sym("b"), sym("c"))
-        tokens = b.input("next_token_ids", DType.I64, shape, Role.NEXT_TOKEN_IDS)
-        self.length = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
-        shape = (sym("b"), text.num_key_value_heads, self.capacity, text.head_dim)
-        self.k_cache = b.input("k_cache.0", DType.F32, shape, Role.KV_CACHE)
-        self.v_cache = b.input("v_cache.0", DType.F32, shape, Role.KV_CACHE)
-        self.one = b.op("unsqueeze", self.length, attrs=AxisAttributes(1), name="one")
-        g = self.linear(features, "fc", text.hidden_size, "g")
-        steps = []
-        for _ in range(self.steps):
-            h = self._layer(g, tokens)
-            z = self.norm(h, "norm", name="z")
-            tokens, logits = self._choose(z)
-            steps.append((tokens, logits))
-            g = z if self.config.norm_output else h
-        for index, (name, role) in enumerate(
-            (("proposals", Role.PROPOSALS), ("draft_logits", Role.DRAFT_LOGITS))
-        ):
-            column = [step[index] for step in steps]
-            b.output(b.op("concat", *column, attrs=AxisAttributes(1), name=name), name, role)
-        b.output(self.k_cache, "k_cache.0", Role.KV_CACHE, alias="k_cache.0")
-        b.output(self.v_cache, "v_cache.0", Role.KV_CACHE, alias="v_cache.0")
+    def first(self, features: Value) -> Value:
+        return self.linear(features, "fc", self.text.hidden_size, "g")
+
+    def step(self, index: int, state: Value, tokens: Value) -> tuple[Value, Value]:
+        h = self._layer(state, tokens)
+        z = self.norm(h, "norm", name="z")
+        return z, z if self.config.norm_output else h
 
     def _layer(self, g: Value, tokens: Value) -> Value:
         """Write all rows to the caches; the state of the last one `[b, 1, H]`."""
@@ -236,21 +217,23 @@ class _ChainBuilder(DecoderBuilder):
         normed = self.norm(g, f"{_LAYER}.hidden_norm")
         parts = (self.norm(e, f"{_LAYER}.input_layernorm"), normed)
         rows = b.op("concat", *parts, attrs=AxisAttributes(2), name="rows")
-        positions = b.op("position_ids", self.length, rows, name="positions")
-        length = b.op("advance", self.length, rows, name="length")
+        positions = b.op("position_ids", self.start, rows, name="positions")
+        length = b.op("advance", self.start, rows, name="length")
         k = self._per_head(self.linear(rows, f"{_LAYER}.self_attn.k_proj", kv_heads * dim), "k")
         v = self.linear(rows, f"{_LAYER}.self_attn.v_proj", kv_heads * dim)
         k = self.rope(k, positions, self.tables, kv_heads)
-        last = self._last(rows)
-        x = self._last(normed if self.config.norm_before_residual else g)
+        last = self.last(rows)
+        x = self.last(normed if self.config.norm_before_residual else g)
         q = self._per_head(self.linear(last, f"{_LAYER}.self_attn.q_proj", heads * dim), "q")
-        q = self.rope(q, self._last(positions), self.tables, heads)
+        q = self.rope(q, self.last(positions), self.tables, heads)
         b.at(f"draft: {_LAYER}.self_attn")
-        self.k_cache = b.op("cache_update", self.k_cache, k, self.length, name="k_cache.0")
-        self.v_cache = b.op("cache_update", self.v_cache, v, self.length, name="v_cache.0")
+        k_cache, v_cache = (
+            b.op("cache_update", cache, new, self.start, name=cache.name)
+            for cache, new in zip(self.caches[0], (k, v), strict=True)
+        )
         attrs = AttentionAttributes(heads, kv_heads, dim**-0.5)
-        y = b.op("attention", q, self.k_cache, self.v_cache, length, attrs=attrs, name="attn")
-        self.length = length
+        y = b.op("attention", q, k_cache, v_cache, length, attrs=attrs, name="attn")
+        self.caches, self.start = [(k_cache, v_cache)], length
         x = self.add(x, self.linear(y, f"{_LAYER}.self_attn.o_proj", text.hidden_size))
         y = self.norm(x, f"{_LAYER}.post_attention_layernorm")
         return self.add(x, self.mlp(y, f"{_LAYER}.mlp", text.intermediate_size, text.hidden_size))
@@ -261,21 +244,3 @@ class _ChainBuilder(DecoderBuilder):
         if not self.weights.has(f"{norm}.weight"):
             return x
         return self.head_norm(x, norm, heads if which == "q" else self.text.num_key_value_heads)
-
-    def _last(self, rows: Value) -> Value:
-        """The last row of axis 1, kept as an axis."""
-        if rows.type.shape[1] == 1:
-            return rows
-        return self.b.op("tail", rows, self.one, attrs=AxisAttributes(1), name="last")
-
-    def _choose(self, z: Value) -> tuple[Value, Value]:
-        """The next token (a target id) `[b, 1]`, and the logits over the draft's vocabulary."""
-        b = self.b
-        b.at("draft: lm_head")
-        logits = b.op("linear", z, weights=(self.head,), name="logits")
-        limit = ArgmaxAttributes(self.vocabulary.limit)
-        token = b.op("argmax", logits, attrs=limit, name="draft_id")
-        if self.vocabulary.table is not None:
-            b.at("draft: d2t")
-            token = b.op("lookup", token, weights=(self.vocabulary.table,), name="token")
-        return token, logits

@@ -24,17 +24,29 @@ def reject_rope_layout(places: Places) -> None:
             )
 
 
-def reject_layers(places: Places, text: TextConfig) -> None:
+def reject_layers(places: Places, text: TextConfig, *, windows: bool = False) -> None:
     """Raise for layers with windows or another activation.
+
+    Args:
+        places: Where keys may be.
+        text: Hyperparameters of the layers.
+        windows: Whether layers with `layer_types` of windows are built, as causal ones whose window
+            ends at each query. SpecForge and SGLang read the key so; drafts in the format of
+            speculators measure the window from the anchor.
 
     Raises:
         UnsupportedError: Naming the variant.
     """
     where = places.top.where
-    swa = places.flag("use_swa")
-    if any(w is not None for w in text.sliding_windows) or (swa is not None and swa[1]):
+    has_windows = any(w is not None for w in text.sliding_windows)
+    other = [k for k in ("use_swa", "sliding_window_non_causal") if (f := places.flag(k)) and f[1]]
+    if has_windows and windows and "transformer_layer_config" in places.top:
+        other.append("windows from the anchor")
+    if other or (has_windows and not windows):
         raise UnsupportedError(
-            "draft/sliding-window", "drafts with sliding windows are not supported", where=where
+            "draft/sliding-window",
+            f"drafts with {other[0] if other else 'sliding windows'} are not supported",
+            where=where,
         )
     if text.hidden_act not in ("silu", "swish"):
         raise UnsupportedError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from edgecc.errors import UnsupportedError
-from edgecc.frontends.config import TextConfig
+from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.config import TextConfig, config_fields
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.targets import qwen3, qwen3_5, qwen3_5_vision
+from edgecc.frontends.targets import llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_vision
 from edgecc.ir.core import Json
 
 BuildTarget = Callable[[ModuleWeights, TextConfig, Sequence[int], int], None]
@@ -59,12 +61,57 @@ _QWEN3_5 = TargetFrontend(
     ),
 )
 
+_WRAPPED = {
+    "vision tower": ("model.vision_tower.*", "vision_tower.*"),
+    "multimodal projector": ("model.multi_modal_projector.*", "multi_modal_projector.*"),
+}
+"""What classes that read images (LLaVA, Mistral 3) store beside a language model."""
+
+_LLAMA = TargetFrontend(llama.build, _WRAPPED)
+_MISTRAL = TargetFrontend(mistral.build, _WRAPPED)
+_QWEN2 = TargetFrontend(qwen2.build, qwen2.LEFT_OUT)
+
 TARGETS: Mapping[str, TargetFrontend] = {
+    "llama": _LLAMA,
+    "ministral": _MISTRAL,
+    "mistral": _MISTRAL,
+    "qwen2": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2,
+    "qwen2_vl": _QWEN2,
+    "qwen2_vl_text": _QWEN2,
     "qwen3": TargetFrontend(qwen3.build),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
 }
 """Frontends by `model_type`."""
+
+_EXPERTS = re.compile(r"moe|mixtral|deepseek_v|gpt_oss|llama4")
+"""Occurs in the names of families whose layers choose among several MLPs."""
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def reject_experts(checkpoint: Checkpoint) -> None:
+    """Refuse mixtures of experts before anything else, whatever their config lacks.
+
+    Raises:
+        InputError: The config is of another form.
+        UnsupportedError: It is one.
+    """
+    top, text = config_fields(checkpoint)
+    for fields in (text, top):
+        found = [k for k in _EXPERT_COUNTS if fields.integer(k, minimum=0, default=0)]
+        if _EXPERTS.search(fields.string("model_type", default="")):
+            found.append("model_type")
+        if found:
+            raise UnsupportedError(
+                "target/experts",
+                f"{found[0]} is {fields.values[found[0]]!r}: mixture-of-experts layers are not "
+                "supported",
+                where=fields.at(found[0]),
+                help=f"supported, all dense: {', '.join(TARGETS)}",
+            )
 
 
 def get_target(config: TextConfig) -> TargetFrontend:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
+
+FINAL_NORM = -2
+"""Among tapped layers: what the output head reads, as -1 is the embedding."""
 
 
 def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
@@ -64,18 +69,26 @@ def _not_compared(weights: ModuleWeights, config: TextConfig) -> Diagnostic:
     )
 
 
-def check_variant(config: TextConfig) -> None:
-    """Check what every target here is built with: SwiGLU in the MLP, attention over all rows.
+def check_variant(config: TextConfig, kinds: Collection[str]) -> None:
+    """Check what every target here is built with: SwiGLU in the MLP, and layers it has.
+
+    Args:
+        config: Hyperparameters.
+        kinds: The layer types of the architecture.
 
     Raises:
-        UnsupportedError: The config asks for another activation or for sliding windows.
+        UnsupportedError: The config asks for another activation or for layers of another type.
     """
     where = config.where
     if config.hidden_act not in ("silu", "swish"):
         raise UnsupportedError(
             "target/activation", f"hidden_act {config.hidden_act!r} is not supported", where=where
         )
-    if any(w is not None for w in config.sliding_windows):
+    other = next((kind for kind in config.layer_types if kind not in kinds), None)
+    if other is not None:
         raise UnsupportedError(
-            "target/sliding-window", "sliding-window attention is not supported yet", where=where
+            "target/layer-type",
+            f"layers of type {other} are not supported for {config.model_type}",
+            where=config.at("layer_types"),
+            help=f"supported: {', '.join(kinds)}",
         )

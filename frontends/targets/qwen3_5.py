@@ -4,8 +4,7 @@ As in transformers' modeling_qwen3_5. x = embed(ids); per layer x += mixer(norm(
 x += mlp(norm(x)); logits = lm_head(norm(x)). All norms scale by 1 + w, but for the one inside the
 DeltaNet. The mixer of most layers is a Gated DeltaNet, of the others gated attention:
 
-- Gated attention: q_proj stores query and gate side by side in each head; q and k are normed per
-  head; the first dims of each head are rotated, halves; the output is multiplied by sigmoid(gate).
+- Gated attention: in `edgecc.frontends.gated_attention`.
 - Gated DeltaNet: q, k and v go through a short causal convolution and SiLU, then the delta rule
   with decay from a and write strength from b; its output is normed per head, then multiplied by
   silu(z).
@@ -15,7 +14,7 @@ width position of a token. The three positions of a text token are equal, so eve
 with that one, and the sections cancel out: plain rotary embedding of the same frequencies. That is
 the graph for text alone. The one that reads images takes the positions as an input, and features of
 images in place of the embeddings of their placeholder tokens; the tower that makes them is in
-`qwen3_5_vision`. The multi-token-prediction block is not lifted.
+`qwen3_5_vision`, the multi-token-prediction block in `edgecc.frontends.drafts.mtp`.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from collections.abc import Mapping, Sequence
 
 from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.config import TextConfig
-from edgecc.frontends.decoder_layer import DecoderBuilder
+from edgecc.frontends.gated_attention import GatedAttentionBuilder, check_gate
 from edgecc.frontends.module_weights import ModuleWeights
-from edgecc.frontends.targets.common import check_variant, output_head
+from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_TENSORS
+from edgecc.frontends.targets.common import FINAL_NORM, check_variant, output_head
 from edgecc.frontends.targets.qwen3_5_config import (
     LinearAttentionConfig,
     multimodal_axes,
@@ -34,18 +34,16 @@ from edgecc.frontends.targets.qwen3_5_config import (
 )
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Value
-from edgecc.ir.ops.attention import AttentionAttributes, SplitHeadsAttributes
 from edgecc.ir.ops.norm import RmsNormAttributes
 from edgecc.ir.ops.shape import AxisAttributes, SplitAttributes
 from edgecc.ir.ops.state import GatedDeltaNetAttributes
-from edgecc.ir.ops.vision import MultiAxisRopeAttributes
 from edgecc.ir.types import DType, Shape, sym
 from edgecc.roles import Role
 
 VISION_TOWER = "vision tower"
 LEFT_OUT: Mapping[str, Sequence[str]] = {
     VISION_TOWER: ("model.visual.*", "visual.*"),
-    "multi-token-prediction block": ("mtp.*", "model.mtp.*"),
+    MTP_BLOCK: MTP_TENSORS,
 }
 """Parts of a checkpoint that are no part of the language model, with globs of their tensors."""
 
@@ -78,7 +76,8 @@ def build(
     Args:
         weights: Tensors of the checkpoint.
         config: Hyperparameters.
-        taps: Layers (counted from 0) whose outputs the draft reads; -1 is the embedding.
+        taps: Layers (counted from 0) whose outputs the draft reads; -1 is the embedding,
+            `FINAL_NORM` what the head reads.
         capacity: Rows of each cache.
         images: Whether the graph reads images.
 
@@ -86,14 +85,14 @@ def build(
         InputError: Config and tensors contradict each other.
         UnsupportedError: The config asks for something this frontend does not build.
     """
-    check_variant(config)
+    check_variant(config, _MIXERS)
     linear = read_linear_attention(weights.checkpoint, config)
     _check_tensors(weights, config)
     axes = multimodal_axes(weights.checkpoint, config) if images else ()
     _TargetBuilder(weights, config, linear, capacity, axes).build(taps)
 
 
-class _TargetBuilder(DecoderBuilder):
+class _TargetBuilder(GatedAttentionBuilder):
     """State of building one graph: the inputs every layer reads, and the outputs so far."""
 
     def __init__(
@@ -134,8 +133,12 @@ class _TargetBuilder(DecoderBuilder):
             tapped[i] = x
             updated.append(after)
         b.at("target: model.norm")
-        last = b.op("take_rows", x, rows, name="last")
-        hidden = self.norm(last, "model.norm", name="hidden")
+        if FINAL_NORM in taps:
+            tapped[FINAL_NORM] = normed = self.norm(x, "model.norm")
+            hidden = b.op("take_rows", normed, rows, name="hidden")
+        else:
+            last = b.op("take_rows", x, rows, name="last")
+            hidden = self.norm(last, "model.norm", name="hidden")
         head = output_head(self.weights, config, table)
         b.at("target: lm_head")
         b.output(b.op("linear", hidden, weights=(head,), name="logits"), "logits", Role.LOGITS)
@@ -192,35 +195,8 @@ class _TargetBuilder(DecoderBuilder):
         self, module: str, x: Value, memory: tuple[Value, Value]
     ) -> tuple[Value, tuple[Value, Value]]:
         """Gated attention over the caches."""
-        b, config, dim = self.b, self.config, self.config.head_dim
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        joined = self.linear(x, f"{module}.q_proj", 2 * heads * dim)
-        k = self.linear(x, f"{module}.k_proj", kv_heads * dim)
-        v = self.linear(x, f"{module}.v_proj", kv_heads * dim)
-        b.at(f"{self.weights.checkpoint.role}: {module}.q_proj")
-        attrs = SplitHeadsAttributes(heads, (dim, dim))
-        q, gate = b.node("split_heads", (joined,), attrs=attrs, names=("q", "gate")).results
-        q = self.head_norm(q, f"{module}.q_norm", heads)
-        k = self.head_norm(k, f"{module}.k_norm", kv_heads)
-        q, k = self._rotated(q, heads), self._rotated(k, kv_heads)
-        b.at(f"{self.weights.checkpoint.role}: {module}")
-        k_new, v_new = (
-            b.op("cache_update", cache, new, self.start, name=cache.name)
-            for cache, new in zip(memory, (k, v), strict=True)
-        )
-        scores = AttentionAttributes(heads, kv_heads, dim**-0.5)
-        y = b.op("attention", q, k_new, v_new, self.length, attrs=scores, name="attn")
-        y = b.op("mul", y, b.op("sigmoid", gate, name="gate"), name="gated")
-        return self.linear(y, f"{module}.o_proj", config.hidden_size), (k_new, v_new)
-
-    def _rotated(self, x: Value, heads: int) -> Value:
-        if not self.axes:
-            return self.rope(x, self.positions, self.tables, heads)
-        attrs = MultiAxisRopeAttributes(heads, self.axes)
-        operands = x, self.positions
-        return self.b.op(
-            "multi_axis_rope", *operands, weights=self.tables, attrs=attrs, name=x.name
-        )
+        caches = self.cached(module, x, memory)
+        return self.attended(module, x, caches, self.positions), caches
 
     def _delta_net(
         self, module: str, x: Value, memory: tuple[Value, Value]
@@ -284,17 +260,4 @@ def _check_tensors(weights: ModuleWeights, config: TextConfig) -> None:
                 where=f"{role}: {names[fused]}",
                 help="use a checkpoint in the layout of the release",
             )
-        _check_gate(weights, config, f"{layer}self_attn.q_proj.weight")
-
-
-def _check_gate(weights: ModuleWeights, config: TextConfig, name: str) -> None:
-    info = weights.checkpoint.tensors.get(weights.stored_name(name))
-    width = config.num_attention_heads * config.head_dim
-    if info is not None and info.shape[:1] == (width,):
-        raise InputError(
-            "target/no-gate",
-            f"the query projection has {width} rows, as for attention without an output gate; "
-            f"expected {2 * width}, query and gate of each head",
-            where=weights.checkpoint.location(weights.stored_name(name)),
-            help="config and weights are of different models or revisions: fetch both again",
-        )
+        check_gate(weights, config, f"{layer}self_attn.q_proj.weight")

@@ -58,12 +58,6 @@ def read_linear_attention(checkpoint: Checkpoint, config: TextConfig) -> LinearA
         UnsupportedError: The config asks for another network.
     """
     _, text = config_fields(checkpoint)
-    if "num_experts" in text:
-        raise UnsupportedError(
-            "target/experts",
-            "mixture-of-experts layers are not supported",
-            where=text.at("num_experts"),
-        )
     gate = text.string("output_gate_type", default=_OUTPUT_GATES[0])
     if gate not in _OUTPUT_GATES:  # of the DeltaNet; the gate of attention is always a sigmoid
         raise UnsupportedError(

@@ -33,6 +33,9 @@ from edgecc.ir.types import DType, SymbolRange, sym
 from edgecc.roles import Role
 
 PREFIXES = ("model.visual.", "visual.")
+PREPROCESSING = "qwen2-vl-1"
+"""Name of the steps from a file to patches, which a runtime must know to read images."""
+
 _EPS = 1e-6
 _NEIGHBOURS = 4
 
@@ -76,6 +79,7 @@ def build(weights: ModuleWeights, config: TextConfig, max_tokens: int) -> dict[s
     weights.module.symbols["m"] = SymbolRange(1, most)
     _TowerBuilder(weights, vision, most).build(config.hidden_size)
     return {
+        "preprocessing": PREPROCESSING,
         "patch_size": vision.patch_size,
         "temporal_patch_size": vision.temporal_patch_size,
         "spatial_merge_size": vision.spatial_merge_size,
@@ -85,6 +89,7 @@ def build(weights: ModuleWeights, config: TextConfig, max_tokens: int) -> dict[s
         "image_mean": [*processor.mean],
         "image_std": [*processor.std],
         "max_image_tokens": most,
+        "feature_size": config.hidden_size,
         "image_token_id": vision.image_token_id,
         "vision_start_token_id": vision.vision_start_token_id,
         "vision_end_token_id": vision.vision_end_token_id,

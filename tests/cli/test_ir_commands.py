@@ -46,17 +46,21 @@ def test_lift_and_opt_take_eagle3(tmp_path, capsys):
 
 
 def test_lift_with_the_vision_tower(tmp_path, capsys):
-    """The text evaluates and runs through passes; it does not compile yet."""
+    """The text evaluates, runs through passes, and compiles with what it was lifted with."""
     target, text = write_vision_target(tmp_path / "t"), str(tmp_path / "all.eir")
-    write_tokenizer(target)
+    write_tokenizer(target, images=True)
     assert main(["lift", str(target), "--components", "all", "-o", text]) == 0
     assert "target, vision" in capsys.readouterr().err
     assert {"target", "vision"} == set(read_ir(text).graphs)
     assert main(["opt", text, "-p", "fuse-qkv,cse", "-o", str(tmp_path / "opt.eir")]) == 0
     capsys.readouterr()
-    assert main(["compile", text, "-o", str(tmp_path / "b")]) == 4
-    assert "error[vision/no-runtime]" in capsys.readouterr().err
-    assert not (tmp_path / "b").exists()
+    assert main(["compile", text, "-o", str(tmp_path / "b")]) == 0
+    assert "checked image features: ok" in capsys.readouterr().err
+    only = str(tmp_path / "text.eir")
+    assert main(["lift", str(target), "-o", only]) == 0
+    assert main(["compile", only, "--components", "all", "-o", str(tmp_path / "c")]) == 2
+    assert "error[usage/lifted-components]" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
 
 
 def test_lift_to_standard_output(capsys):

@@ -100,6 +100,7 @@ class TestJson:
             "token_ids",
             "text",
             "finish_reason",
+            "seed",
             "accepted",
             "proposed",
             "compiled_speculative_tokens",
@@ -234,6 +235,128 @@ class TestPrompts:
         )
         assert found["text"] == text[: text.index(stop)]
         assert found["finish_reason"] == "stop"
+
+
+class TestSampling:
+    FLAGS = ("--prompt", PROMPT, "--max-new-tokens", 12, "--ignore-eos")
+
+    def test_flags_reach_the_sampler(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--temperature", 0.9, "--top-k", 40, "--top-p", 0.95, "--min-p", 0.01)
+        penalties = ("--repetition-penalty", 1.2, "--presence-penalty", 0.5)
+        more = ("--frequency-penalty", 0.25, "--seed", -3, "--logit-bias", "5=-inf,7=2.5")
+        bias = ("--logit-bias", "9=-1e1")
+        found = answer(edgecc, bundle, *self.FLAGS, *flags, *penalties, *more, *bias)
+        with package.load(bundle) as generator:
+            expected = generator.generate(
+                PROMPT,
+                max_new_tokens=12,
+                ignore_eos=True,
+                temperature=0.9,
+                top_k=40,
+                top_p=0.95,
+                min_p=0.01,
+                repetition_penalty=1.2,
+                presence_penalty=0.5,
+                frequency_penalty=0.25,
+                seed=-3,
+                logit_bias={5: float("-inf"), 7: 2.5, 9: -10.0},
+            )
+        assert found["token_ids"] == expected.token_ids
+        assert found["seed"] == -3
+        assert "logprobs" not in found
+
+    def test_the_seed_that_was_drawn_gives_the_text_again(
+        self, edgecc: Command, bundle: Path
+    ) -> None:
+        first = answer(edgecc, bundle, *self.FLAGS, "--temperature", 2)
+        assert first["seed"] is not None
+        again = answer(
+            edgecc, bundle, *self.FLAGS, "--temperature", 2, "--seed", first["seed"], "-k", 1
+        )
+        assert again["token_ids"] == first["token_ids"]
+        said = edgecc("run", bundle, *self.FLAGS, "--temperature", 2, "--seed", 5, "-v").err
+        assert "seed 5" in said
+
+    def test_greedy_has_no_seed(self, edgecc: Command, bundle: Path) -> None:
+        assert answer(edgecc, bundle, *self.FLAGS)["seed"] is None
+
+    def test_log_probabilities(self, edgecc: Command, bundle: Path) -> None:
+        found = answer(edgecc, bundle, *self.FLAGS, "--logprobs", 3)
+        assert [item["token_id"] for item in found["logprobs"]] == found["token_ids"]
+        for item in found["logprobs"]:
+            assert len(item["top"]) == 3
+            assert item["top"][0]["token_id"] == item["token_id"]  # decoding is greedy
+            assert item["logprob"] == item["top"][0]["logprob"] < 0
+        none = answer(edgecc, bundle, "--prompt", PROMPT, "--max-new-tokens", 0, "--logprobs", 1)
+        assert none["logprobs"] == []
+
+    def test_what_the_checkpoint_recommends(
+        self, edgecc: Command, bundle: Path, tmp_path: Path
+    ) -> None:
+        copy = shutil.copytree(bundle, tmp_path / "copy")
+        path = copy / "tokenizer" / "generation_config.json"
+        recommended = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 1}
+        path.write_text(json.dumps(recommended))
+        manifest = json.loads((copy / "bundle.json").read_text())
+        manifest["files"]["tokenizer/generation_config.json"] = {
+            "bytes": path.stat().st_size,
+            "sha256": "0" * 64,
+        }
+        (copy / "bundle.json").write_text(json.dumps(manifest))
+        flags = (*self.FLAGS, "--seed", 4)
+        found = answer(edgecc, copy, *flags, "--sample")
+        wide = answer(edgecc, copy, *flags, "--sample", "--temperature", 1.5)
+        plain = answer(edgecc, copy, *flags)
+        assert found == answer_of(edgecc, copy, flags, 0.6, 20, found)
+        assert wide["token_ids"] != found["token_ids"] != plain["token_ids"]
+        size = path.stat().st_size
+        path.write_text(json.dumps({"temperature": "hot"}).ljust(size))
+        result = edgecc("run", copy, *flags, "--sample")
+        assert (result.code, "temperature must be a number" in result.err) == (2, True)
+        path.write_text("[".ljust(size))
+        assert edgecc("run", copy, *flags).code == 3
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("--temperature", -1), "temperature must be a number, 0 or more, not -1.0"),
+            (("--top-p", 0.9), "decoding is greedy without a temperature"),
+            (("--logit-bias", "5"), "'5', which is no token id with a number"),
+            (("--logit-bias", "5=x"), "'5=x', which is no token id"),
+            (("--logit-bias", "5=nan"), "'5=nan', which is no token id"),
+            (("--logit-bias", "5=1,5=2"), "names token 5 twice"),
+            (("--logit-bias", "-5=1"), "-5 in logit_bias is no token id"),
+            (("--logit-bias", "99999=1"), "names token 99999"),
+            (("--seed", 2**64), "seed must be a whole number of 64 bits"),
+            (("--logprobs", 2), "--logprobs goes with --json"),
+        ],
+    )
+    def test_flags_that_are_refused(
+        self, edgecc: Command, bundle: Path, flags: tuple[object, ...], message: str
+    ) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, *flags)
+        assert result.code == 2
+        assert message in result.err
+        assert result.out == ""
+
+    def test_adaptive_speculation(self, edgecc: Command, bundle: Path) -> None:
+        flags = ("--prompt", PROMPT, "--max-new-tokens", 24, "--ignore-eos")
+        found = answer(edgecc, bundle, *flags, "--adaptive-speculation")
+        assert found["token_ids"] == answer(edgecc, bundle, *flags)["token_ids"]
+        assert found["proposed"][:4] == [4, 4, 2, 1][: len(found["proposed"])]
+
+
+def answer_of(
+    edgecc: Command,
+    bundle: Path,
+    flags: tuple[object, ...],
+    temperature: float,
+    top_k: int,
+    found: dict[str, Any],
+) -> dict[str, Any]:
+    """The answer with explicit settings, with the times of the one it is compared to."""
+    made = answer(edgecc, bundle, *flags, "--temperature", temperature, "--top-k", top_k)
+    return {**made, "stats": found["stats"]}
 
 
 class TestWithoutTokenizer:

@@ -53,7 +53,7 @@ def test_speculation_changes_no_token_and_pays(
     report = edgecc.compile(
         dense, REAL_DRAFT, out=out, max_model_len=384, verify="full", **OPTIONS[name]
     )
-    assert len(report.checks) == 3
+    assert len(report.checks) == 4
     rounds = accepted = 0
     agreed = []
     with edgecc.load(out) as generator:

@@ -280,6 +280,26 @@ def test_multimodal_nesting(target: Path, original: str) -> None:
     [
         ({"model_type": "mistral", "sliding_window": 8}, [8, 8, 8, 8]),
         ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "mistral", "sliding_window": DROP}, [4096] * 4),
+        ({"model_type": "ministral", "sliding_window": 8}, [8, 8, 8, 8]),
+        (
+            {
+                "model_type": "ministral",
+                "sliding_window": 8,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            [None, 8, None, 8],
+        ),
+        ({"model_type": "qwen2", "sliding_window": 8}, [None] * 4),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+            },
+            [None, None, 8, 8],
+        ),
         ({"model_type": "llama", "sliding_window": 8}, [None] * 4),
         ({"model_type": "qwen3", "sliding_window": 8}, [None] * 4),
         ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": False}, [None] * 4),
@@ -315,6 +335,24 @@ def test_window_missing_or_layer_type_unknown(target: Path, original: str) -> No
         read(target, original, layer_types=["sliding_attention"] * 4)
     with pytest.raises(UnsupportedError, match="'chunked_attention'"):
         read(target, original, layer_types=["chunked_attention"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "default"}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}, 512),
+    ],
+)
+def test_yarn_extends_the_positions(
+    target: Path, original: str, rope: dict[str, object], positions: int
+) -> None:
+    changes = {"max_position_embeddings": 512, "rope_parameters": {**rope, "rope_theta": 1e4}}
+    assert read(target, original, **changes).max_position_embeddings == positions
 
 
 @pytest.mark.parametrize(
@@ -385,6 +423,8 @@ def test_spellings_of_one_embedding(config: dict[str, object]) -> None:
         ({"rope_scaling": None, "rope_theta": 1e6}, RopeParams(1e6, 128)),
         ({"rope_scaling": {"type": "default"}}, RopeParams(1e4, 128)),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, RopeParams(1e4, 128)),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, RopeParams(1e4, 128)),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e5}}, RopeParams(5e5, 128)),
         (
             {"rope_scaling": {"type": "mrope", "rope_type": "default", "factor": 0}},
             RopeParams(1e4, 128),
@@ -443,7 +483,7 @@ def test_hybrid_models_rotate_a_quarter_by_default(target: Path, original: str) 
     assert read(target, original, model_type="qwen3_5_text").rope.dim == 8
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "proportional"])
+@pytest.mark.parametrize("rope_type", ["longrope", "proportional", "su"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_unsupported_rope_types_are_named(rope_type: str, key: str) -> None:
     with pytest.raises(UnsupportedError, match=rope_type) as caught:

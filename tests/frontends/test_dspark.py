@@ -321,6 +321,13 @@ def test_a_bias_exists_if_it_is_stored(
     Pair(tmp_path, change=add_biases(*modules), attention_bias=announced).check()
 
 
+@pytest.mark.parametrize("window", [1, 3, 6, 50])
+def test_windows_end_at_each_slot(tmp_path: Path, window: int) -> None:
+    """Causal, over context and block; layers without one see the whole block."""
+    kinds = ["sliding_attention", "full_attention"]
+    Pair(tmp_path, layer_types=kinds, sliding_window=window).check()
+
+
 def test_bias_flags_that_disagree_are_reported(tmp_path: Path) -> None:
     module = Pair(tmp_path / "a", change=add_biases("q_proj")).lifted.module
     assert warnings_of(module) == ["config/bias-flag"]

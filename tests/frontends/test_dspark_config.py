@@ -342,11 +342,15 @@ def test_a_mask_without_a_row(tmp_path: Path, mask: int) -> None:
         ({"dflash_query_causal": True}, "draft/attention", "dflash_query_causal"),
         ({"attention_sink_bias": True}, "draft/attention", "attention_sink_bias"),
         ({"is_neox_style": False}, "draft/rope-layout", "is_neox_style"),
-        ({"use_swa": True, "swa_window_size": 64}, "draft/sliding-window", "windows"),
+        ({"use_swa": True, "swa_window_size": 64}, "draft/sliding-window", "use_swa"),
         (
-            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+            {
+                "layer_types": ["sliding_attention", "full_attention"],
+                "sliding_window": 8,
+                "sliding_window_non_causal": True,
+            },
             "draft/sliding-window",
-            "windows",
+            "non_causal",
         ),
         ({"markov_head_type": "gated"}, "draft/markov-type", "gated"),
         ({"markov_head_type": "rnn"}, "draft/markov-type", "rnn"),

@@ -170,7 +170,7 @@ class TestTappedLayers:
             "draft/sliding-window",
             "sliding windows",
         ),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope/unsupported-type", "dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope/unsupported-type", "longrope"),
     ],
 )
 def test_variants_that_are_not_built(

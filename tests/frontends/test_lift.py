@@ -239,8 +239,8 @@ class TestPairs:
         assert caught.value.id == "bind/vocab-mismatch"
 
     def test_unsupported_targets_are_named_first(self, draft: Path, tmp_path: Path) -> None:
-        path = write_target(tmp_path / "t", model_type="llama", head_dim=16)
-        with pytest.raises(UnsupportedError, match="no frontend for model_type 'llama'"):
+        path = write_target(tmp_path / "t", model_type="phi3", head_dim=16)
+        with pytest.raises(UnsupportedError, match="no frontend for model_type 'phi3'"):
             lift(path, draft)
 
     @pytest.mark.parametrize(

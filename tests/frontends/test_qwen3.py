@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.lift import lift
+from edgecc.frontends.options import LiftOptions
 from helpers.checkpoints import DROP, Tensors, edit_json, edit_tensors, write_draft, write_target
 from helpers.lifted import Lifted
 from helpers.reference import Target
@@ -201,25 +202,56 @@ def test_rejected_rows_leave_no_trace(pair: tuple[Lifted, Target]) -> None:
     assert close(found, reference.run(IDS).logits[6:])
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lifted, Target]:
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+
+
+@pytest.fixture(scope="module", params=[{}, WINDOWS], ids=["full", "windows"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Lifted, Target]:
     """A small target both ways; the caches of the lifted one are full of garbage."""
-    path = small_target(tmp_path_factory.mktemp("qwen3") / "t")
+    path = small_target(tmp_path_factory.mktemp("qwen3") / "t", **request.param)
     return Lifted(path, garbage=1e3), Target(path)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8, 64, 65, 66])
+def test_windows(tmp_path: Path, window: int) -> None:
+    """One that holds all rows of the cache is none."""
+    path = small_target(tmp_path / "t", **{**WINDOWS, "sliding_window": window})
+    check(path)
+    nodes = lift(path, options=LiftOptions(max_model_len=64)).graphs["target"].nodes
+    found = [n.attrs.window for n in nodes if n.op.name == "attention"]  # type: ignore[attr-defined]
+    assert found == [window if window < 65 else None, None]
+
+
+def test_a_bias_that_some_layers_lack(tmp_path: Path) -> None:
+    path = add_biases(small_target(tmp_path / "t"), "layers.1.self_attn.k_proj")
+    with pytest.raises(InputError, match="stored for layers 1, but not for 0") as caught:
+        lift(path)
+    assert caught.value.id == "checkpoint/missing-bias"
+    assert caught.value.diagnostics[0].where == "target: layers.0.self_attn.k_proj.bias"
 
 
 @pytest.mark.parametrize(
     ("change", "id"),
     [
         ({"hidden_act": "gelu"}, "target/activation"),
-        ({"model_type": "qwen2"}, "target/architecture"),
+        ({"model_type": "gemma3_text"}, "target/architecture"),
         ({"model_type": DROP}, "target/architecture"),
-        ({"model_type": "llama", "architectures": DROP}, "target/architecture"),
+        ({"model_type": "olmo", "architectures": DROP}, "target/architecture"),
         (
-            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
-            "target/sliding-window",
+            {
+                "model_type": "llama",
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 8,
+            },
+            "target/layer-type",
         ),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "target/linear-attention"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "target/layer-type"),
+        ({"model_type": "qwen3_moe", "intermediate_size": DROP}, "target/experts"),
+        ({"model_type": "mixtral"}, "target/experts"),
+        ({"num_local_experts": 8}, "target/experts"),
+        ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "target/experts"),
     ],
 )
 def test_other_networks_are_refused(tmp_path: Path, change: Mapping[str, object], id: str) -> None:

@@ -427,11 +427,11 @@ def test_bad_configs(
         ({"hidden_act": "gelu"}, "target/activation", "gelu"),
         ({"output_gate_type": "sigmoid"}, "target/output-gate", "'sigmoid' is not supported"),
         ({"num_experts": 8}, "target/experts", "mixture-of-experts"),
-        ({"model_type": "qwen3_5_moe_text"}, "target/architecture", "qwen3_5_moe_text"),
+        ({"model_type": "qwen3_5_moe_text"}, "target/experts", "qwen3_5_moe_text"),
         ({"layer_types": [LINEAR] * 3 + ["mamba"]}, "config/layer-type", "'mamba'"),
         (
             {"layer_types": [LINEAR] * 3 + ["sliding_attention"], "sliding_window": 8},
-            "target/sliding-window",
+            "target/layer-type",
             "not supported",
         ),
     ],

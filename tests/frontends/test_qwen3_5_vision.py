@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecc.backends.runtime.image_config import ImageConfig
+from edgecc.backends.runtime.image_config import PREPROCESSING, ImageConfig
 from edgecc.backends.runtime.image_grid import Grid, interpolation, patches
 from edgecc.backends.runtime.image_prompt import ImagePrompt, expand
 from edgecc.errors import EdgeccError, InputError, UnsupportedError, UsageError
@@ -23,9 +23,9 @@ from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.verifier import verify
 from edgecc.ir_source import lift_options_of
 from edgecc.roles import Role
-from helpers.checkpoints import Array, Tensors, edit_tensors
+from helpers.checkpoints import Array, Tensors, edit_tensors, write_draft
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
-from helpers.vision import IMAGE, VisionSizes, write_vision_target
+from helpers.vision import END, IMAGE, START, VisionSizes, write_vision_target
 from helpers.vision_reference import MultimodalTarget, Tower
 
 TOLERANCE = 2e-6
@@ -195,6 +195,7 @@ def test_the_text_graph_stays_as_it_is(tmp_path: Path) -> None:
     ]
     assert "vision" not in module.metadata
     assert any("vision tower (" in d and "is left out" in d for d in module.decisions)
+    assert "the bundle reads text only; images take --components all" in module.decisions
 
 
 def test_the_module(tmp_path: Path) -> None:
@@ -204,6 +205,7 @@ def test_the_module(tmp_path: Path) -> None:
     text = print_module(module)
     assert equal(parse_module(text), module)
     assert module.metadata["vision"] == {
+        "preprocessing": PREPROCESSING,
         "patch_size": 4,
         "temporal_patch_size": 2,
         "spatial_merge_size": 2,
@@ -213,9 +215,10 @@ def test_the_module(tmp_path: Path) -> None:
         "image_mean": [0.5, 0.45, 0.4],
         "image_std": [0.5, 0.25, 0.3],
         "max_image_tokens": 64,
+        "feature_size": 32,
         "image_token_id": IMAGE,
-        "vision_start_token_id": 268,
-        "vision_end_token_id": 269,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
     }
     assert str(module.symbols["m"]) == "1..64"
     assert not any("vision tower (" in d for d in module.decisions)
@@ -383,11 +386,48 @@ def test_tensors_the_tower_does_not_have(tmp_path: Path) -> None:
     lift(path)  # text does not need it
 
 
-def test_other_components(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("components", "message"),
+    [
+        ("vison", "'vison' is no part"),
+        ("", "'' is no part"),
+        ("target,", "'' is no part"),
+        ("target,all", "'all' is no part"),
+        ("target,target", "'target' is there twice"),
+        ("vision", "of no use without its target"),
+        ("draft,vision", "of no use without its target"),
+        ("target,draft", "lists a draft, and none is given"),
+        ("draft", "leaves out the target, which is given"),
+    ],
+)
+def test_other_components(tmp_path: Path, components: str, message: str) -> None:
     path = write_hybrid_target(tmp_path / "t")
-    error = refused(path, UsageError, LiftOptions(components="vision"))
-    assert error.id == "usage/bad-choice"
-    assert "text, all" in str(error)
+    error = refused(path, UsageError, LiftOptions(components=components))
+    assert error.id == "usage/components"
+    assert message in str(error)
+
+
+def test_listed_components(tmp_path: Path) -> None:
+    """A list takes what it names, no more and no less."""
+    path = write_vision_target(tmp_path / "t")
+    draft = write_draft(tmp_path / "d", hidden=32, target_layer_ids=(0,))
+
+    def graphs(components: str, *paths: Path | None) -> set[str]:
+        return set(lift(*paths, LiftOptions(max_model_len=96, components=components)).graphs)
+
+    assert graphs("target", path, None) == {"target"}
+    assert graphs("vision, target", path, None) == {"target", "vision"}
+    assert graphs("target,draft,vision", path, draft) == {"target", "draft", "vision"}
+    assert graphs("target,draft", path, draft) == {"target", "draft"}
+    assert graphs("draft", None, draft) == {"draft"}
+    with pytest.raises(UsageError, match="leaves out the draft"):
+        graphs("target,vision", path, draft)
+
+
+def test_a_listed_tower_that_is_not_there(tmp_path: Path) -> None:
+    path = write_hybrid_target(tmp_path / "t")
+    error = refused(path, InputError, LiftOptions(components="target,vision"))
+    assert error.id == "vision/no-tower"
 
 
 def test_a_rotation_without_interleaved_axes(tmp_path: Path) -> None:

@@ -252,6 +252,24 @@ CONFIGS = [
     ),
     Case("config/bias-flag", FINE, "a bias flag", config("target", attention_bias=True)),
     Case(
+        "target/layer-type",
+        UNSUPPORTED,
+        "linear attention in an architecture without",
+        config("target", layer_types=["linear_attention"]),
+        "linear_attention",
+    ),
+    Case(
+        "checkpoint/missing-bias",
+        BAD,
+        "a bias in one of two layers",
+        all_of(
+            replaced(lambda p: write_target(p, **{**SMALL, "layers": 2}, **PLAIN), "target"),
+            stored("target", {f"{Q}.bias": bf16(32)}),
+        ),
+        "layers.1.self_attn.q_proj.bias",
+        alone=True,
+    ),
+    Case(
         "target/architecture",
         UNSUPPORTED,
         "an unknown family",

@@ -80,6 +80,7 @@ def write_hybrid_target(
     mixed: bool = False,
     multimodal: bool = False,
     tied: bool = False,
+    mtp: int = 0,
     seed: int = 0,
     **config_overrides: object,
 ) -> Path:
@@ -91,6 +92,8 @@ def write_hybrid_target(
         mixed: FP8 mixers, NVFP4 MLPs and head (ModelOpt `MIXED_PRECISION`), else all BF16.
         multimodal: Wrap it: nested config, other prefix, tensors of vision and MTP beside it.
         tied: Leave `lm_head` out and set `tie_word_embeddings`.
+        mtp: Layers of a complete multi-token-prediction block, in BF16 like all released ones; 0
+            leaves it out.
         seed: Seed of the weights.
         config_overrides: Keys of the text config to set, or to remove with `DROP`.
     """
@@ -105,8 +108,13 @@ def write_hybrid_target(
     if not tied:
         writer.linear("lm_head", sizes.vocab, sizes.hidden, "NVFP4")
     if multimodal:
-        for name, shape in {**VISION, **MTP}.items():
+        for name, shape in {**VISION, **({} if mtp else MTP)}.items():
             writer.tensors[name] = np.ones(shape, ml_dtypes.bfloat16)
+    if mtp:
+        block = _Writer(np.random.default_rng(seed + 1), mixed=False)
+        block.mtp(sizes, mtp)
+        writer.tensors |= block.tensors
+        config_overrides.setdefault("mtp_num_hidden_layers", mtp)
     changed = {**_text_config(sizes, tied), **config_overrides}
     text = {key: value for key, value in changed.items() if value is not DROP}
     config = _wrapped(text) if multimodal else text
@@ -173,6 +181,14 @@ class _Writer:
         for name in ("gate", "up"):
             self.linear(f"{prefix}mlp.{name}_proj", s.intermediate, s.hidden, "NVFP4")
         self.linear(f"{prefix}mlp.down_proj", s.hidden, s.intermediate, "NVFP4")
+
+    def mtp(self, s: HybridSizes, layers: int) -> None:
+        """A multi-token-prediction block."""
+        self.linear("mtp.fc", s.hidden, 2 * s.hidden)
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            self.offset(f"mtp.{name}.weight", s.hidden)
+        for index in range(layers):
+            self.layer(f"mtp.layers.{index}.", FULL, s)
 
     def attention(self, prefix: str, s: HybridSizes) -> None:
         self.linear(f"{prefix}q_proj", 2 * s.heads * s.head_dim, s.hidden, "FP8")

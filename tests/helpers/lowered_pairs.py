@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgecc.backends.interface import CARRIED
 from edgecc.backends.onnxruntime import OrtEngine, open_engine
 from edgecc.devices import get_device
 from edgecc.frontends.lift import lift
@@ -126,14 +127,15 @@ def draft_inputs(features: Array, anchor: int, start: int) -> dict[Role, Array]:
 
 
 class Reference:
-    """An entry evaluated by the interpreter, with caches it keeps from call to call."""
+    """An entry evaluated by the interpreter; caches, states and logs stay from call to call."""
 
     def __init__(self, module: Module, entry: str) -> None:
         self.interpreter = Interpreter(module)
         self.graph = module.graphs[entry]
         self.caches = {
             item.name: np.zeros([1, *map(int, map(str, item.value.type.shape[1:]))], np.float32)
-            for item in self.graph.by_role(Role.KV_CACHE)
+            for item in self.graph.inputs
+            if item.role in CARRIED
         }
 
     def run(self, inputs: Mapping[Role, Array]) -> dict[Role, Array]:
@@ -142,4 +144,4 @@ class Reference:
         named = {names[role]: array for role, array in inputs.items()}
         results = self.interpreter.run(self.graph.name, {**named, **self.caches})
         self.caches = {name: results[name] for name in self.caches}
-        return {o.role: results[o.name] for o in self.graph.outputs if o.role is not Role.KV_CACHE}
+        return {o.role: results[o.name] for o in self.graph.outputs if o.role not in CARRIED}

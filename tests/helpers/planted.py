@@ -51,7 +51,7 @@ class ForgetCausal(_Planted):
     def visit(self, module: Module, graph: Graph, node: Node) -> bool:
         if node.op.name != "attention" or not node.attrs.causal:  # type: ignore[attr-defined]
             return False
-        node.attrs = replace(node.attrs, causal=False)  # type: ignore[call-arg]
+        node.attrs = replace(node.attrs, causal=False, window=None)  # type: ignore[call-arg]
         return True
 
 

@@ -42,6 +42,11 @@ class Model:
         """Epsilon of every norm."""
         return float(self.config["rms_norm_eps"])
 
+    def window(self, layer: int) -> int | None:
+        """Rows that a query sees in a layer, None for all."""
+        kind = self.config.get("layer_types", {layer: ""})[layer]
+        return int(self.config["sliding_window"]) if kind == "sliding_attention" else None
+
     def has(self, name: str) -> bool:
         """Whether a tensor is stored."""
         return name in self.stored
@@ -145,13 +150,14 @@ class Target(Model):
         """Compute a whole sequence."""
         x = self.embedding[np.asarray(ids)]
         positions = np.arange(len(ids))
-        causal = positions[None, :] <= positions[:, None]
+        behind = positions[:, None] - positions
         states = [x]
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"
             y = self.norm(x, f"{layer}.input_layernorm")
             q, k, v = self.qkv(y, y, layer)
-            y = self.attend(self.rotate(q, positions), self.rotate(k, positions), v, causal)
+            visible = (behind >= 0) & (behind < (self.window(index) or len(ids)))
+            y = self.attend(self.rotate(q, positions), self.rotate(k, positions), v, visible)
             x = x + self.linear(y, f"{layer}.self_attn.o_proj")
             y = self.norm(x, f"{layer}.post_attention_layernorm")
             x = x + self.mlp(y, f"{layer}.mlp")
@@ -209,9 +215,10 @@ class Draft(Model):
         x = self.embedding[[anchor] + [self.mask] * (self.block_size - 1)]
         slots = np.arange(start, start + self.block_size)
         everything = np.arange(start + self.block_size)
-        visible = np.ones((self.block_size, len(everything)), dtype=np.bool_)
         for index in range(self.config["num_hidden_layers"]):
-            layer = f"layers.{index}"
+            layer, window = f"layers.{index}", self.window(index)
+            behind = slots[:, None] - everything
+            visible = (behind >= 0) & (behind < window) if window else np.ones_like(behind, bool)
             y = self.norm(x, f"{layer}.input_layernorm")
             q, k, v = self.qkv(y, np.concatenate([context, y]), layer)
             y = self.attend(self.rotate(q, slots), self.rotate(k, everything), v, visible)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edgecc.ir import Interpreter, Module
 from edgecc.ir.core import Node
 from edgecc.ir.ops.base import EvalContext, WeightView
+from edgecc.ir.weights import BLOCK_BYTES
 
 Array: TypeAlias = NDArray[Any]
 
@@ -25,9 +26,9 @@ class _View(WeightView):
             self._dense = super().dense()
         return self._dense
 
-    def blocks(self) -> Iterator[tuple[int, int, Array]]:
+    def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int, Array]]:
         if self._blocks is None:
-            self._blocks = list(super().blocks())
+            self._blocks = list(super().blocks(block_bytes))
         yield from self._blocks
 
 

@@ -158,7 +158,16 @@ class SeesTheFuture(NodeBug):
     def rewrite(self, rewriter, graph, node):
         if "attention" not in node.op.name or not node.attrs.causal:
             return False
-        return self.again(rewriter, node, attrs=replace(node.attrs, causal=False))
+        return self.again(rewriter, node, attrs=replace(node.attrs, causal=False, window=None))
+
+
+class ForgetsTheWindow(NodeBug):
+    """Lets queries see rows behind their window."""
+
+    def rewrite(self, rewriter, graph, node):
+        if node.op.name not in ("attention", "cached_attention") or node.attrs.window is None:
+            return False
+        return self.again(rewriter, node, attrs=replace(node.attrs, window=None))
 
 
 class SwapsCaches(NodeBug):

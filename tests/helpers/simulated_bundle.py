@@ -11,10 +11,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from edgecc.backends.onnx.emitter import output_names
+from edgecc.backends.onnx.emitter import output_names, sequences
 from edgecc.backends.onnx.program import interface, program
 from edgecc.backends.runtime import Generator, ModelInfo
 from edgecc.backends.tensorrt.engine import TrtEngine, open_engine
+from edgecc.backends.tensorrt.lower import alias
 from edgecc.backends.tensorrt.profiles import fixed_sizes, profiles, verify_rows
 from edgecc.devices import get_device
 from edgecc.frontends.lift import lift
@@ -33,14 +34,24 @@ DEVICE = "sm120"
 
 
 def lowered(
-    target: Path, draft: Path | None, *, max_model_len: int = 64, chunk: int = 16
+    target: Path,
+    draft: Path | None,
+    *,
+    max_model_len: int = 64,
+    chunk: int = 16,
+    max_batch_size: int = 1,
 ) -> Module:
     """A target, alone or with its draft, after the passes of the device.
 
     Activations have 16 bits: scales of random weights are not calibrated.
     """
     device = get_device(DEVICE)
-    options = LiftOptions(max_model_len=max_model_len, prefill_chunk=chunk, pads_rounds=True)
+    options = LiftOptions(
+        max_model_len=max_model_len,
+        prefill_chunk=chunk,
+        max_batch_size=max_batch_size,
+        pads_rounds=True,
+    )
     module = lift(target, draft, options)
     PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))
     return module
@@ -56,6 +67,7 @@ def artifact_of(module: Module, version: str) -> dict[str, Any]:
         "compute_capabilities": [120],
         "compute_type": "bf16",
         "min_rows": verify_rows(module),
+        "max_batch_size": sequences(module),
         "weights": "embed",
         "weight_file": None,
         "tensors": {},
@@ -84,7 +96,7 @@ def _engine(module: Module, graph: Graph) -> dict[str, Any]:
         "weights": {},
         "inputs": [tensor(i.name, i.value) for i in graph.inputs],
         "outputs": [
-            {**tensor(n, o.value), "alias": o.alias}
+            {**tensor(n, o.value), "alias": alias(o)}
             for n, o in zip(names, graph.outputs, strict=True)
         ],
         "profiles": [

@@ -1,9 +1,10 @@
-"""TensorRT's runtime over simulated device memory: engines evaluate their IR graph.
+"""TensorRT's runtime over simulated device memory: engines evaluate their graph.
 
 Every method and property is looked up in the real class, and every call bound to a signature that
 the class states. Rules of TensorRT that a GPU would answer with wrong numbers are checked: shapes
-within the profile, addresses set and aligned, updated caches in place, scratch memory large enough
-and not relied upon, contexts that are captured run before and are left alone afterwards.
+within the profile, addresses set and aligned, updated caches in place, nothing else written over
+what an engine reads, scratch memory large enough and not relied upon, contexts that are captured
+run before and are left alone afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecc.backends.tensorrt.library import DATA_TYPES
-from edgecc.ir import Module
+from edgecc.ir import Interpreter, Module
 from edgecc.roles import Role
 from helpers.remembering import RememberingInterpreter
 from helpers.signatures import check_call
@@ -73,6 +74,7 @@ class Simulation:
         engines: What the manifest says about each graph.
         capturable: What contexts answer when asked.
         change: Changes results of a graph, to see what notices.
+        interpreter: Evaluates the graphs; that of the IR unless given.
 
     Attributes:
         kernels: The cache of kernels of each context that was made.
@@ -90,9 +92,10 @@ class Simulation:
         *,
         capturable: bool = True,
         change: Callable[[str, dict[str, Array]], None] | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self.trt, self.cuda, self.module, self.engines = trt, cuda, module, engines
-        self.interpreter = RememberingInterpreter(module)
+        self.interpreter = interpreter or RememberingInterpreter(module)
         self.capturable, self.change = capturable, change
         self.refuses_capture = False
         self.full = ""
@@ -288,6 +291,7 @@ class SimulatedContext(StandIn):
         shapes = {**self._shapes}
         shapes |= {o["name"]: tuple(self.get_tensor_shape(o["name"])) for o in _outputs(engine)}
         addresses = dict(self._addresses)
+        _check_places(engine, shapes, addresses)
         profile = self._profile
 
         def work() -> None:
@@ -301,6 +305,23 @@ class SimulatedContext(StandIn):
 
 def _outputs(engine: SimulatedEngine) -> list[Any]:
     return list(engine._described["outputs"])
+
+
+def _check_places(
+    engine: SimulatedEngine, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]
+) -> None:
+    """Outputs lie nowhere in an input, or they do and the engine updates that input in place."""
+    ends = {
+        name: addresses[name]
+        + int(np.prod(shape, dtype=np.int64))
+        * np.dtype(NUMPY[engine._tensors[name]["dtype"]]).itemsize
+        for name, shape in shapes.items()
+    }
+    for output in _outputs(engine):
+        name = output["name"]
+        for other in ends.keys() - {name, output.get("alias")}:
+            apart = ends[other] <= addresses[name] or ends[name] <= addresses[other]
+            assert apart, f"{name} is written over {other}"
 
 
 def _evaluate(

@@ -48,6 +48,7 @@ class NetworkEvaluator:
         self.kinds: Counter[str] = Counter()
         self._producers: dict[str, tuple[str, Any]] = {}
         self._constants: dict[str, Array] = {}
+        self._fixed: dict[str, Array] = {}
         arrays = iter(emitter.arrays)
         for index in range(self.network.num_layers):
             layer = self.network.get_layer(index)
@@ -63,14 +64,18 @@ class NetworkEvaluator:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Every output of the network by name."""
         given = (self.network.get_input(i) for i in range(self.network.num_inputs))
-        values = {t.name: stored(np.asarray(inputs[t.name]), t.dtype.name) for t in given}
+        values = dict(self._fixed)
+        values |= {t.name: stored(np.asarray(inputs[t.name]), t.dtype.name) for t in given}
         outputs = [self.network.get_output(i).name for i in range(self.network.num_outputs)]
         for name in outputs:
             self._compute(name, values)
         return {name: values[name] for name in outputs}
 
     def _compute(self, wanted: str, values: dict[str, Array]) -> None:
-        """Fill in a tensor and all it is made from; layers are in no order."""
+        """Fill in a tensor and all it is made from; layers are in no order.
+
+        What is made of constants alone, such as widened weights, stays for later runs.
+        """
         waiting = [wanted]
         while waiting:
             name = waiting[-1]
@@ -84,6 +89,7 @@ class NetworkEvaluator:
                 waiting += missing
                 continue
             known = [None if t is None else values[t.name] for t in operands]
+            fixed = all(t is None or t.name in self._fixed for t in operands)
             for number, result in enumerate(self._layer(kind, layer, known)):
                 tensor = layer.get_output(number)
                 found = stored(result, tensor.dtype.name)
@@ -91,6 +97,8 @@ class NetworkEvaluator:
                 fits = [w in (-1, g) for w, g in zip(expected, found.shape, strict=True)]
                 assert all(fits), f"{layer.name}: {found.shape} for {expected}"
                 values[tensor.name] = found
+                if fixed:
+                    self._fixed[tensor.name] = found
 
     def _layer(self, kind: str, layer: Any, x: list[Any]) -> Sequence[Array]:
         return [self._constant(layer)] if kind == "CONSTANT" else LAYERS[kind](layer, x)

@@ -10,11 +10,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from helpers.byte_tokenizer import NUM_TOKENS, VISION_SPECIAL
 from helpers.checkpoints import Tensors, edit_tensors
 from helpers.hybrid import VISION, HybridSizes, write_hybrid_target
 
-IMAGE, START, END = 270, 268, 269
-"""Ids of the placeholder, and of the tokens around it."""
+START, END, IMAGE = (NUM_TOKENS + i for i in range(len(VISION_SPECIAL)))
+"""Ids of the tokens around an image, and of its placeholder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,8 @@ def attended(
         kv = head // (attrs.heads // attrs.kv_heads)
         query = q[i, j, head * d : (head + 1) * d]
         keys = range(length[i]) if not attrs.causal else range(position + 1)
+        if attrs.window is not None:
+            keys = [n for n in keys if n > position - attrs.window]
         mass = [np.exp(attrs.scale * float(query @ k_cache[i, kv, n])) for n in keys]
         for weight, n in zip(mass, keys, strict=True):
             out[i, j, head * dv : (head + 1) * dv] += weight / sum(mass) * v_cache[i, kv, n]
@@ -112,14 +114,14 @@ def cache_update(rng: np.random.Generator) -> C:
     )
 
 
-def attention_case(heads: int, kv_heads: int, *, causal: bool):
+def attention_case(heads: int, kv_heads: int, *, causal: bool, window: int | None = None):
     def make(rng: np.random.Generator) -> C:
         """Values are wider than keys, so that a mix-up of the two does not fit."""
         q = values(rng, B, 3, heads * 4)
         k_cache = values(rng, B, kv_heads, CAPACITY, 4)
         v_cache = values(rng, B, kv_heads, CAPACITY, 5)
         length = np.array([3, 9])
-        attrs = AttentionAttributes(heads, kv_heads, 0.37, causal)
+        attrs = AttentionAttributes(heads, kv_heads, 0.37, causal, window)
         return C(
             (q, k_cache, v_cache, length),
             (attended(q, k_cache, v_cache, length, attrs),),
@@ -137,14 +139,14 @@ def attention_case(heads: int, kv_heads: int, *, causal: bool):
     return make
 
 
-def cached(*, rotary: bool, causal: bool):
+def cached(*, rotary: bool, causal: bool, window: int | None = None):
     def make(rng: np.random.Generator) -> C:
         """Two queries for the last of four new rows."""
         heads, kv_heads = 4, 2
         q, k, v = values(rng, B, 2, 16), values(rng, B, 4, 8), values(rng, B, 4, 8)
         k_cache, v_cache = (values(rng, B, 2, CAPACITY, 4) for _ in range(2))
         start = np.array([0, 5])
-        attrs = AttentionAttributes(heads, kv_heads, 0.5, causal)
+        attrs = AttentionAttributes(heads, kv_heads, 0.5, causal, window)
         cos, sin = angles(rng, CAPACITY, 2)
         positions = start[:, None] + np.arange(4)
         q1, k1 = q, k
@@ -196,9 +198,13 @@ CASES: Cases = {
     "attention-many": attention_case(2, 2, causal=True),
     "attention-one": attention_case(3, 1, causal=True),
     "attention-block": attention_case(4, 2, causal=False),
+    "attention-window": attention_case(4, 2, causal=True, window=2),
+    "attention-window-of-one": attention_case(3, 1, causal=True, window=1),
+    "attention-wide-window": attention_case(2, 2, causal=True, window=8),
     "cached_attention": cached(rotary=False, causal=True),
     "cached_attention-rotary": cached(rotary=True, causal=True),
     "cached_attention-block": cached(rotary=True, causal=False),
+    "cached_attention-window": cached(rotary=True, causal=True, window=3),
 }
 
 
@@ -255,7 +261,9 @@ def test_sequences_do_not_depend_on_each_other():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", ["cached_attention", "cached_attention-rotary"])
+@pytest.mark.parametrize(
+    "name", ["cached_attention", "cached_attention-rotary", "cached_attention-window"]
+)
 def test_causal_attention_gives_the_same_bits_row_by_row(name, dtype):
     """Five rows in one call, or one per call over the growing cache: plain and speculative
     decoding differ in nothing else.
@@ -297,6 +305,32 @@ def test_block_attention_sees_later_rows_and_causal_attention_does_not():
         assert np.array_equal(before[1, :2], after[1, :2]) is causal
         assert not np.array_equal(before[1, 2], after[1, 2])
         assert np.array_equal(before[0], after[0])
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_attention_does_not_read_what_is_behind_the_window(window):
+    rng = np.random.default_rng(8)
+    q, k_cache, v_cache, length = CASES["attention-window"](rng).operands
+    attrs = AttentionAttributes(4, 2, 0.5, True, window)
+    (expected,) = run_op("attention", [q, k_cache, v_cache, length], attrs=attrs)
+    for cache in (k_cache, v_cache):
+        cache[1, :, : 9 - 2 - window] = np.nan  # what the first of the three queries has left
+    (found,) = run_op("attention", [q, k_cache, v_cache, length], attrs=attrs)
+    assert_same_bits([found], [expected])
+    for cache in (k_cache, v_cache):
+        cache[1, :, : 9 - 1 - window] = np.nan  # its oldest row as well
+    (found,) = run_op("attention", [q, k_cache, v_cache, length], attrs=attrs)
+    assert np.isnan(found[1, 0]).all()
+    assert_same_bits([found[:, 1:]], [expected[:, 1:]])
+
+
+@pytest.mark.parametrize("window", [9, 100])
+def test_a_window_that_holds_all_rows_changes_nothing(window):
+    operands = CASES["attention-grouped"](np.random.default_rng(9)).operands
+    plain, windowed = (AttentionAttributes(4, 2, 0.5, True, w) for w in (None, window))
+    assert_same_bits(
+        run_op("attention", operands, attrs=windowed), run_op("attention", operands, attrs=plain)
+    )
 
 
 def test_large_scores_do_not_overflow():
@@ -471,6 +505,14 @@ def test_head_counts_that_do_not_divide_are_refused(op, heads, kv_heads):
     types = ATTENTION if op == "attention" else CACHED
     with pytest.raises(TypeRuleError, match="heads / kv_heads is not whole"):
         infer(op, types, (), AttentionAttributes(heads, kv_heads, 1.0))
+
+
+@pytest.mark.parametrize("op", ["attention", "cached_attention"])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (True, -1), (False, 4)])
+def test_windows_of_nothing_or_of_both_sides_are_refused(op, causal, window):
+    types = ATTENTION if op == "attention" else CACHED
+    with pytest.raises(TypeRuleError, match="a window must be positive and causal"):
+        infer(op, types, (), AttentionAttributes(4, 2, 1.0, causal, window))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_linear_streams_its_weight(monkeypatch):
     blocks = WeightTable.row_blocks
     sizes = []
 
-    def small(self: WeightTable, symbol: str):
+    def small(self: WeightTable, symbol: str, block_bytes: int):
         for start, stop, parts in blocks(self, symbol, 3 * 8 * 4):
             sizes.append(stop - start)
             yield start, stop, parts
@@ -151,6 +151,22 @@ def test_linear_streams_its_weight(monkeypatch):
     monkeypatch.setattr(WeightTable, "row_blocks", small)
     np.testing.assert_allclose(run_op("linear", [x], [w.weight])[0], whole, rtol=1e-6)
     assert sizes == [3, 3, 3, 1]
+
+
+def test_rows_that_are_multiplied_together_fit_a_core():
+    """One block of 4 MB would be divided among all cores by OpenBLAS."""
+    view, blocks = dense(np.zeros((1024, 1024), dtype=np.float32)), []
+    with pytest.MonkeyPatch.context() as patch:
+        original = WeightTable.row_blocks
+
+        def watched(self: WeightTable, symbol: str, block_bytes: int):
+            for start, stop, parts in original(self, symbol, block_bytes):
+                blocks.append(parts["weight"].nbytes)
+                yield start, stop, parts
+
+        patch.setattr(WeightTable, "row_blocks", watched)
+        run_op("linear", [np.ones((2, 1024))], [view])
+    assert blocks == [1 << 20] * 4
 
 
 def test_linear_without_rows():

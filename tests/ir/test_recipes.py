@@ -74,6 +74,15 @@ def test_concat_rows_keeps_packed_bytes():
     assert found["ab"].nbytes == a.weight.nbytes + b.weight.nbytes - 4
 
 
+def test_concat_rows_of_vectors():
+    found = table(a=dense(np.arange(3.0), DType.BF16), b=dense(np.arange(3.0, 5.0), DType.BF16))
+    found.derive("ab", "concat_rows", ("a", "b"))
+    assert found["ab"].shape == (5,)
+    assert found["ab"].encoding == Dense(DType.BF16)
+    assert found.dense("ab").tolist() == [0, 1, 2, 3, 4]
+    assert found.dense("ab", 2, 4).tolist() == [2, 3]
+
+
 def test_concat_rows_of_aliases_and_derived_weights():
     found = table(a=dense(np.ones((1, 2))), b=dense(np.zeros((2, 2))), c=dense(np.ones((9, 9))))
     found.alias("c", "b")
@@ -89,7 +98,8 @@ def test_concat_rows_of_aliases_and_derived_weights():
         ([], "concat_rows takes at least 1 inputs, got 0"),
         ([dense(np.ones((2, 3))), dense(np.ones((2, 4)))], "columns differ"),
         ([dense(np.ones((2, 3))), dense(np.ones(3))], "columns differ"),
-        ([dense(np.ones(3)), dense(np.ones(3))], "columns differ"),
+        ([dense(np.ones(())), dense(np.ones(()))], "columns differ"),
+        ([dense(np.ones((2, 2, 2)))], "columns differ"),
         ([dense(np.ones((2, 4))), dense(np.ones((2, 4)), DType.BF16)], "encodings differ"),
         (
             [packed(np.random.default_rng(0), 2, 16, block=b).weight for b in (4, 16)],

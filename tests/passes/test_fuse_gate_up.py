@@ -169,7 +169,7 @@ def near_miss(reason: str):
     return register
 
 
-@near_miss("a layer has a bias")
+@near_miss("only some of the layers have a bias")
 def bias() -> Builder:
     b, x = mlp()
     b.module.weights.add("bias", dense(np.ones(6)))

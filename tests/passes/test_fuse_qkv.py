@@ -60,6 +60,20 @@ def test_norms_and_rotary_are_looked_through(head_norms, rope):
     assert len(layers(module, "target")) == len(layers(module, "draft")) == 1
 
 
+def test_biases_are_stacked_in_the_order_of_the_weights():
+    module, remarks = run(replace(OWN, bias=True))
+    assert remarks == [
+        "@target.layers.0.q_proj+k_proj+v_proj.weight",
+        "@draft.layers.0.k_proj+v_proj.weight",
+    ]
+    for graph, names in (("target", "qkv"), ("draft", "kv")):
+        stem = f"{graph}.layers.0.{'+'.join(f'{n}_proj' for n in names)}"
+        (node,) = (n for n in module.graphs[graph].nodes if f"{stem}.weight" in n.weights)
+        assert node.weights == (f"{stem}.weight", f"{stem}.bias")
+        parts = [module.weights.dense(f"{graph}.layers.0.{n}_proj.bias") for n in names]
+        assert np.array_equal(module.weights.dense(f"{stem}.bias"), np.concatenate(parts))
+
+
 def test_every_layer():
     module, remarks = run(replace(OWN, layers=3))
     assert len(layers(module, "target")) == len(layers(module, "draft")) == 3
@@ -69,7 +83,6 @@ def test_every_layer():
 @pytest.mark.parametrize(
     ("options", "target", "draft"),
     [
-        ({"bias": True}, "a layer has a bias", "a layer has a bias"),
         (
             {"special": {"q_proj": "bf16"}},
             "@target.layers.0.k_proj+v_proj.weight",

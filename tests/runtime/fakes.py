@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
 from edgecc.backends.base import Array, Executable, GreedyRound, Role
 from edgecc.backends.runtime import DraftInfo, ModelInfo, Session
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 
 MODULUS = 1_000_003  # below 2**24: exact in float32
 
@@ -41,6 +43,22 @@ def by_script(prompt_length: int, script: Sequence[int], then: int = 0) -> Choos
         return script[place] if 0 <= place < len(script) else then
 
     return choose
+
+
+def random_logits(num_tokens: int, spread: float = 1.5) -> Callable[[int], Array]:
+    """Logits f32 `[num_tokens]` that depend on all of the prefix."""
+
+    @cache
+    def logits(state: int) -> Array:
+        rng = np.random.default_rng([state, num_tokens])
+        return rng.normal(0, spread, num_tokens).astype(np.float32)
+
+    return logits
+
+
+def by_logits(logits: Callable[[int], Array]) -> Chooser:
+    """The best token of rows that follow from the state."""
+    return lambda state, position: int(logits(state).argmax())
 
 
 def continue_greedily(prompt: Sequence[int], count: int, choose: Chooser) -> list[int]:
@@ -93,7 +111,7 @@ class RecurrentState:
         self.replayed += replay
         assert self.rows == start, "accepted rows are missing from the state, or rejected in it"
         before = self.state
-        assert commit in (0, len(ids)), "padding is the engine's business"
+        assert 0 <= commit <= len(ids), "rows that are not there are committed"
         if not commit:
             assert len(ids) <= self.log_rows, "open rows that the log does not hold"
         for token in ids[:commit]:
@@ -116,11 +134,17 @@ class FakeTarget:
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
     log_rows: int = 0
     recurrent: RecurrentState | None = None
+    logits: Callable[[int], Array] | None = None  # of the tokens, by the state of a prefix
+    slots: int = 1
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         self.recurrent = RecurrentState(self.log_rows) if self.log_rows else None
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        assert slot == 0
         counts = {Role.REPLAY_LENGTH, Role.COMMIT_LENGTH} if self.log_rows else set()
         assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS} | counts
         assert all(array.dtype == np.int64 for array in inputs.values())
@@ -155,6 +179,9 @@ class FakeTarget:
     def _logits(self, place: int) -> Array:
         """The chosen token first among equals, and padding rows that would win."""
         state = self.states[place]
+        if self.logits is not None:
+            padding = np.full(self.vocab_size - self.num_tokens, 50.0, dtype=np.float32)
+            return np.concatenate([self.logits(state), padding])
         token = self.choose(state, place)
         row = np.full(self.vocab_size, -2.0, dtype=np.float32)
         row[token] = 3.0
@@ -180,19 +207,26 @@ class FakeDraft:
     junk: bool = False  # propose ids without a token after the error
     recorded: Sequence[Sequence[int]] = ()  # proposals of each block, instead of a plan
     log_rows: int = 0
+    chain: bool = False  # wants the token after each row of features
+    expected: int | None = None  # the token of the next row, once a call has told it
+    slots: int = 1
+    batch_size: int = 1
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     blocks: int = 0
     calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
 
-    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
-        assert set(inputs) == {Role.FEATURES, Role.ANCHOR, Role.CACHE_LENGTH}
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        assert slot == 0
+        role = Role.NEXT_TOKEN_IDS if self.chain else Role.ANCHOR
+        assert set(inputs) == {Role.FEATURES, role, Role.CACHE_LENGTH}
         features = inputs[Role.FEATURES]
         assert features.dtype == np.float32
         assert features.ndim == 3
         assert features.flags.c_contiguous
-        assert inputs[Role.ANCHOR].dtype == inputs[Role.CACHE_LENGTH].dtype == np.int64
-        (anchor,) = inputs[Role.ANCHOR].tolist()
+        assert inputs[role].dtype == inputs[Role.CACHE_LENGTH].dtype == np.int64
         (length,) = inputs[Role.CACHE_LENGTH].tolist()
         rows = features[0].tolist()
         assert 1 <= len(rows) <= self.max_features
@@ -200,6 +234,13 @@ class FakeDraft:
         assert length + len(rows) + self.proposals <= self.capacity, "no rows for the block"
         self.outputs.spoil()
         self.calls.append((length, len(rows), tuple(outputs)))
+        following = inputs[role][0].tolist() if self.chain else inputs[role].tolist()
+        anchor = following[-1]
+        if self.chain:
+            own = [int(token) for _, token, _ in rows]
+            assert following[:-1] == own[1:], "a feature with a token that is not the next one"
+            assert not length or own[0] == self.expected, "not the token that was said to follow"
+            self.expected = anchor
         del self.tokens[length:], self.states[length:]
         for position, token, state in rows:
             before = self.states[-1] if self.states else 0
@@ -233,6 +274,50 @@ class FakeDraft:
         return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
 
 
+class Slots:
+    """Several fakes of one kind as one executable: a call is taken apart, each slot gets its part.
+
+    What a slot without a call of its own is given is left to chance, so it is checked by what the
+    fakes find in their rows later.
+    """
+
+    def __init__(self, fakes: Sequence[FakeTarget | FakeDraft], batch_size: int) -> None:
+        self.fakes = fakes
+        self.slots, self.batch_size = len(fakes), batch_size
+        self.capacity, self.log_rows = fakes[0].capacity, fakes[0].log_rows
+        self.outputs = Outputs()
+        self.sizes: list[int] = []
+        self.used: set[int] = set()
+
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        count = len(inputs[Role.CACHE_LENGTH])
+        assert 1 <= count <= self.batch_size
+        assert 0 <= slot <= self.slots - count
+        self.outputs.spoil()
+        self.sizes.append(count)
+        self.used |= set(range(slot, slot + count))
+        parts = []
+        for index in range(count):
+            own = {
+                role: array if role is Role.LOGIT_ROWS else array[index : index + 1]
+                for role, array in inputs.items()
+            }
+            fake = self.fakes[slot + index]
+            idle = Role.FEATURES in own and not own[Role.FEATURES].any()
+            if idle:
+                (length,) = own[Role.CACHE_LENGTH].tolist()
+                assert length <= len(fake.tokens)
+                del fake.tokens[length:], fake.states[length:]  # garbage from here on
+                made = {Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64)}
+            else:
+                made = fake.run(own, outputs)
+            parts.append({role: array.copy() for role, array in made.items()})
+        made = {role: np.concatenate([part[role] for part in parts]) for role in outputs}
+        return self.outputs.hand_out(outputs, made)
+
+
 class ExecutableRounds:
     """Greedy rounds over any two executables: every round verifies all of the block.
 
@@ -241,22 +326,32 @@ class ExecutableRounds:
     """
 
     def __init__(
-        self, target: Executable, draft: Executable | None, proposals: int, num_tokens: int
+        self,
+        target: Executable,
+        draft: Executable | None,
+        proposals: int,
+        num_tokens: int,
+        proposer: Proposer = PROPOSERS["dspark"],
     ) -> None:
-        self.target, self.draft = target, draft
+        self.target, self.draft, self.proposer = target, draft, proposer
         self.proposals, self.num_tokens = proposals, num_tokens
         self.taps: Array | None = None
         self.ran: list[int] = []
 
-    def run(self, anchor: int, start: int, features: int, draft_length: int) -> GreedyRound:
+    def run(
+        self, following: Array, start: int, features: int, draft_length: int, replay: int = 0
+    ) -> GreedyRound:
+        assert following.dtype == np.int64
+        assert following.shape == (max(features, 1),)
         self.ran.append(features)
+        anchor = following[-1]
         made = np.empty(0, dtype=np.int64)
         if features:
             assert self.draft is not None
             made = self.draft.run(
                 {
                     Role.FEATURES: self.features(features),
-                    Role.ANCHOR: np.array([anchor]),
+                    self.proposer.role: self.proposer.tokens(following.tolist()),
                     Role.CACHE_LENGTH: np.array([draft_length]),
                 },
                 (Role.PROPOSALS,),
@@ -264,15 +359,20 @@ class ExecutableRounds:
         rest = np.zeros(self.proposals - len(made), dtype=np.int64)
         valid = np.clip(made, 0, self.num_tokens - 1)
         ids = np.concatenate([[anchor], valid, rest])
+        if self.target.log_rows and not features:
+            ids = ids[:1]  # the engine pads: of a target with states, only final rows are told
         outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if features else ()))
-        results = self.target.run(
-            {
-                Role.TOKEN_IDS: ids[None],
-                Role.CACHE_LENGTH: np.array([start]),
-                Role.LOGIT_ROWS: np.arange(len(ids)),
-            },
-            outputs,
-        )
+        inputs = {
+            Role.TOKEN_IDS: ids[None],
+            Role.CACHE_LENGTH: np.array([start]),
+            Role.LOGIT_ROWS: np.arange(len(ids)),
+        }
+        if self.target.log_rows:
+            inputs[Role.REPLAY_LENGTH] = np.array([replay])
+            inputs[Role.COMMIT_LENGTH] = np.array([0 if features else 1])
+        else:
+            assert not replay, "there is nothing to replay"
+        results = self.target.run(inputs, outputs)
         return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
 
     def features(self, rows: int) -> Array:
@@ -283,11 +383,10 @@ class ExecutableRounds:
 class Watched:
     """A target whose taps rounds can read after each call, with room for padding."""
 
-    log_rows = 0
-
     def __init__(self, target: Executable, rounds: ExecutableRounds, padding: int) -> None:
         self.inner, self.rounds = target, rounds
         self.capacity = target.capacity - padding
+        self.log_rows = target.log_rows
         rounds.target = self
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
@@ -348,16 +447,27 @@ def make_pair(
     truth: Sequence[int] | None = None,
     junk: bool = False,
     log_rows: int = 0,
+    method: str = "dspark",
+    logits: Callable[[int], Array] | None = None,
 ) -> Pair:
-    """A fake pair; `plan=None` leaves the draft out."""
+    """A fake pair; `plan=None` leaves the draft out, ``logits` replace `choose`."""
+    if logits is not None:
+        choose = by_logits(logits)
     choose = choose if choose is not None else by_hash(num_tokens)
     outputs = Outputs()
     target = FakeTarget(
-        choose, vocab_size, num_tokens, capacity, prefill_chunk, outputs, log_rows=log_rows
+        choose,
+        vocab_size,
+        num_tokens,
+        capacity,
+        prefill_chunk,
+        outputs,
+        log_rows=log_rows,
+        logits=logits,
     )
     draft = info = None
     if plan is not None:
-        info = DraftInfo(proposals, proposals, draft_positions)
+        info = DraftInfo(proposals, proposals, draft_positions, method)
         draft = FakeDraft(
             choose,
             plan,
@@ -369,6 +479,7 @@ def make_pair(
             outputs,
             truth,
             junk,
+            chain=method != "dspark",
         )
     length = capacity if max_model_len is None else max_model_len
     model = ModelInfo(
@@ -380,7 +491,7 @@ def make_pair(
         prefill_chunk=prefill_chunk,
         draft=info,
     )
-    session = Session(target, draft, prefill_chunk=prefill_chunk)
+    session = Session(target, draft, prefill_chunk=prefill_chunk, proposer=PROPOSERS[method])
     return Pair(FakeEngine(target, draft), model, session)
 
 
@@ -388,7 +499,9 @@ def on_device(pair: Pair) -> tuple[Pair, ExecutableRounds]:
     """The same pair with rounds on the device."""
     proposals = pair.model.draft.num_speculative_tokens if pair.model.draft else 0
     target, draft = pair.engine.target, pair.engine.draft
-    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens)
+    proposer = PROPOSERS[pair.model.draft.method if pair.model.draft else "dspark"]
+    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer)
     watched = Watched(target, rounds, proposals)
-    session = Session(watched, draft, prefill_chunk=pair.model.prefill_chunk, rounds=rounds)
+    chunk = pair.model.prefill_chunk
+    session = Session(watched, draft, prefill_chunk=chunk, rounds=rounds, proposer=proposer)
     return Pair(pair.engine, pair.model, session), rounds

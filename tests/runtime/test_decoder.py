@@ -22,7 +22,9 @@ from edgecc.backends.runtime import (
     SpeculativeDecoder,
     Stats,
 )
-from edgecc.backends.runtime.decoder import accept, best_token
+from edgecc.backends.runtime.decoder import accept
+from edgecc.backends.runtime.proposer import PROPOSERS
+from edgecc.backends.runtime.sampling import best_token
 from edgecc.errors import BackendError
 
 from .fakes import Pair, by_hash, by_script, continue_greedily, make_pair
@@ -48,6 +50,7 @@ class Setting:
     stop_ids: set[int]
     junk: bool
     log_rows: int
+    method: str
 
     @property
     def limit(self) -> int:
@@ -79,6 +82,7 @@ class Setting:
             truth=self.truth,
             junk=self.junk,
             log_rows=self.log_rows,
+            method=self.method,
         )
 
     def rounds(self, *, speculative: bool) -> tuple[list[Round], Pair]:
@@ -111,6 +115,7 @@ def settings(draw: st.DrawFn) -> Setting:
         stop_ids=draw(stops),
         junk=draw(st.booleans()),
         log_rows=draw(st.sampled_from([0, proposals + 1])),
+        method=draw(st.sampled_from(sorted(PROPOSERS))),
     )
 
 

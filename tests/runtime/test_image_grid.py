@@ -31,6 +31,7 @@ CONFIG = ImageConfig(
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
     max_tokens=16384,
+    feature_size=8,
     image_token_id=9,
 )
 """Values of Qwen3.8-27B."""

@@ -32,6 +32,7 @@ CONFIG = ImageConfig(
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
     max_tokens=64,
+    feature_size=8,
     image_token_id=9,
 )
 

@@ -231,6 +231,24 @@ def test_a_draft_of_another_kind(tmp_path: Path, module: FakeEngineModule) -> No
     assert caught.value.id == "runtime/unsupported-draft"
 
 
+def test_a_draft_without_the_tokens_of_its_method(tmp_path: Path, module: FakeEngineModule) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["draft"]["method"] = "eagle3"
+
+    with pytest.raises(UnsupportedError, match=r"no eagle3 draft .* lacks next_token_ids"):
+        runtime.load(write_bundle(tmp_path / "b", edit=edit))
+
+
+def test_a_draft_of_an_unknown_method(tmp_path: Path, module: FakeEngineModule) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["draft"]["method"] = "eagle"
+
+    with pytest.raises(UnsupportedError, match="does not drive drafts of method eagle") as caught:
+        runtime.load(write_bundle(tmp_path / "b", edit=edit))
+    assert caught.value.id == "runtime/unsupported-draft"
+    assert "did you mean 'eagle3'?" in caught.value.diagnostics[0].help
+
+
 def test_an_engine_without_an_entry_is_closed(
     tmp_path: Path, module: FakeEngineModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

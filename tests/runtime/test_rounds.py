@@ -37,13 +37,26 @@ def facts(rounds: list[Round]) -> list[tuple[object, ...]]:
     st.sets(st.integers(0, NUM_TOKENS - 1), max_size=3),
     st.integers(8, 12),
     st.booleans(),
+    st.sampled_from(["dspark", "eagle3"]),
+    st.sampled_from([0, 8]),
 )
-def test_rounds_on_the_device_do_what_two_calls_do(prompt, count, plan, wanted, stops, chunk, junk):
-    """Token for token and round for round, wherever the draft errs, stops or ends."""
+def test_rounds_on_the_device_do_what_two_calls_do(
+    prompt, count, plan, wanted, stops, chunk, junk, method, log_rows
+):
+    """Token for token and round for round, wherever the draft errs, stops or ends.
+
+    Also where the target has states, into which only what was accepted may go.
+    """
 
     def pair(capacity: int) -> Pair:
         return make_pair(
-            plan=plan, prefill_chunk=chunk, capacity=capacity, max_model_len=64, junk=junk
+            plan=plan,
+            prefill_chunk=chunk,
+            capacity=capacity,
+            max_model_len=64,
+            junk=junk,
+            method=method,
+            log_rows=log_rows,
         )
 
     expected = decode(pair(64), prompt, count, wanted, stops)
@@ -57,15 +70,20 @@ def test_rounds_on_the_device_do_what_two_calls_do(prompt, count, plan, wanted, 
     assert flat == continue_greedily(prompt, len(flat), by_hash(NUM_TOKENS))
 
 
-def test_a_target_alone():
-    device, rounds = on_device(make_pair(plan=None))
+@pytest.mark.parametrize("log_rows", [0, 1])
+def test_a_target_alone(log_rows):
+    device, rounds = on_device(make_pair(plan=None, log_rows=log_rows))
     found = decode(device, [3, 1, 4], 9, None)
     assert [t for r in found for t in r.tokens] == continue_greedily([3, 1, 4], 9, by_hash(37))
     assert rounds.ran == [0] * 8
 
 
-def test_the_draft_is_left_out_at_its_last_position():
-    device, rounds = on_device(make_pair(draft_positions=20, capacity=71, max_model_len=64))
+@pytest.mark.parametrize("log_rows", [0, 8])
+def test_the_draft_is_left_out_at_its_last_position(log_rows):
+    """Of a target with states, the first row without the draft follows rows of the log."""
+    device, rounds = on_device(
+        make_pair(draft_positions=20, capacity=71, max_model_len=64, log_rows=log_rows)
+    )
     found = decode(device, list(range(8)), 30, None)
     made = [t for r in found for t in r.tokens]
     assert made == continue_greedily(range(8), 30, by_hash(37))
@@ -84,16 +102,16 @@ def test_a_plain_step_after_rounds_takes_features_back():
     """Calls and rounds may alternate: what waits for the draft is read from the device."""
     device, _ = on_device(make_pair(plan=[2], capacity=71, max_model_len=64))
     session = device.session
-    session.prefill([1, 2, 3], features=True)
+    session.run(session.prefill([1, 2, 3], features=True))
     tokens = continue_greedily([1, 2, 3], 12, by_hash(37))
     session.push(tokens[0])
     proposals, chosen = session.round(7, features=True)
     assert proposals[:2] == tokens[1:3]
     session.commit(2, chosen[2])
-    logits = session.verify([], features=True)
+    logits = session.run(session.verify([], features=True))
     session.commit(0, int(logits[0, :37].argmax()))
     assert session.tokens == [1, 2, 3, *tokens[:5]]
-    assert session.propose()[:2] == tokens[5:7]
+    assert session.run(session.propose())[:2] == tokens[5:7]
 
 
 @pytest.mark.parametrize("token", [-1, NUM_TOKENS])
@@ -110,11 +128,25 @@ def test_a_token_that_is_none(token):
         decode(device, [1, 2], 9, None)
 
 
+def test_a_round_whose_proposals_are_not_looked_at():
+    """The anchor is in the log all the same: the draft took part, and more rows may count."""
+    device, _ = on_device(make_pair(capacity=71, max_model_len=64, log_rows=8))
+    session = device.session
+    session.run(session.prefill([1, 2, 3], features=True))
+    tokens = continue_greedily([1, 2, 3], 4, by_hash(37))
+    session.push(tokens[0])
+    for after in tokens[1:]:
+        proposals, chosen = session.round(0, features=True)
+        assert (proposals, chosen) == ([], [after])
+        session.commit(0, chosen[0])
+        assert session.replay == 1
+
+
 def test_misuse():
     device, _ = on_device(make_pair())
     with pytest.raises(InternalError, match="round follows push"):
         device.session.round(3, features=True)
-    device.session.prefill([1, 2], features=False)
+    device.session.run(device.session.prefill([1, 2], features=False))
     device.session.push(4)
     with pytest.raises(InternalError, match="lacks the features"):
         device.session.round(3, features=True)

@@ -33,11 +33,18 @@ class SessionMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        chunk=st.integers(1, 9), proposals=st.integers(1, 7), log_rows=st.sampled_from([0, 1, 4, 8])
+        chunk=st.integers(1, 9),
+        proposals=st.integers(1, 7),
+        log_rows=st.sampled_from([0, 1, 4, 8]),
+        method=st.sampled_from(["dspark", "mtp"]),
     )
-    def make(self, chunk: int, proposals: int, log_rows: int) -> None:
+    def make(self, chunk: int, proposals: int, log_rows: int, method: str) -> None:
         self.pair = make_pair(
-            prefill_chunk=chunk, proposals=proposals, plan=[2, 0, 7], log_rows=log_rows
+            prefill_chunk=chunk,
+            proposals=proposals,
+            plan=[2, 0, 7],
+            log_rows=log_rows,
+            method=method,
         )
         self.most_open = min(chunk, log_rows or chunk)
         self.session = self.pair.session
@@ -51,7 +58,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(prompt=st.lists(TOKEN, min_size=1, max_size=40), features=st.booleans(), token=TOKEN)
     def start(self, prompt: list[int], features: bool, token: int) -> None:
         self.session.reset()
-        row = self.session.prefill(prompt, features=features)
+        row = self.session.run(self.session.prefill(prompt, features=features))
         assert int(row[:NUM_TOKENS].argmax()) == self.next_token(prompt)
         assert self.session.start == len(prompt)
         self.session.push(token)
@@ -61,7 +68,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens and self.features and not self.proposed)
     @rule()
     def propose(self) -> None:
-        proposals = self.session.propose()
+        proposals = self.session.run(self.session.propose())
         assert len(proposals) == self.pair.draft.proposals
         assert self.session.pending == 0
         self.proposed = True
@@ -73,7 +80,7 @@ class SessionMachine(RuleBasedStateMachine):
         features = features and self.features
         accepted = data.draw(st.integers(0, len(proposals)))
         token = data.draw(TOKEN)
-        logits = self.session.verify(proposals, features=features)
+        logits = self.session.run(self.session.verify(proposals, features=features))
         for row, scores in enumerate(logits):
             best = int(scores[:NUM_TOKENS].argmax())
             assert best == self.next_token([*self.tokens, *proposals[:row]])
@@ -114,13 +121,13 @@ def test_session_against_a_list() -> None:
 
 def test_chunks_of_a_prompt_go_into_the_draft_caches_without_a_block() -> None:
     pair = make_pair(prefill_chunk=8)
-    pair.session.prefill(list(range(20)), features=True)
+    pair.session.run(pair.session.prefill(list(range(20)), features=True))
     tap, last = (Role.HIDDEN_TAP,), (Role.LOGITS, Role.HIDDEN_TAP)
     assert pair.target.calls == [(0, 8, tap), (8, 8, tap), (16, 4, last)]
     assert pair.draft.calls == [(0, 8, ()), (8, 8, ())]
     assert (pair.session.draft_length, pair.session.pending) == (16, 4)
     pair.session.push(1)
-    pair.session.propose()
+    pair.session.run(pair.session.propose())
     assert pair.draft.calls[2:] == [(16, 4, (Role.PROPOSALS,))]
     assert (pair.session.draft_length, pair.session.pending) == (20, 0)
 
@@ -128,7 +135,7 @@ def test_chunks_of_a_prompt_go_into_the_draft_caches_without_a_block() -> None:
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16])
 def test_chunk_edges(length: int) -> None:
     pair = make_pair(prefill_chunk=8)
-    pair.session.prefill([1] * length, features=False)
+    pair.session.run(pair.session.prefill([1] * length, features=False))
     assert [rows for _, rows, _ in pair.target.calls] == [8] * ((length - 1) // 8) + [
         (length - 1) % 8 + 1
     ]
@@ -139,61 +146,63 @@ def test_chunk_edges(length: int) -> None:
 def test_features_of_a_step_without_proposals_reach_the_draft() -> None:
     pair = make_pair(prefill_chunk=8)
     session = pair.session
-    session.prefill([1, 2, 3], features=True)
+    session.run(session.prefill([1, 2, 3], features=True))
     session.push(4)
     for token in (5, 6):
-        session.verify([], features=True)
+        session.run(session.verify([], features=True))
         session.commit(0, token)
-    session.propose()
+    session.run(session.propose())
     assert [call[:2] for call in pair.draft.calls] == [(0, 3), (3, 1), (4, 1)]
 
 
 def started(features: bool = True) -> Session:
     session = make_pair(prefill_chunk=8).session
-    session.prefill([1, 2, 3], features=features)
+    session.run(session.prefill([1, 2, 3], features=features))
     session.push(4)
     return session
 
 
 def twice_proposed() -> None:
     session = started()
-    session.propose()
-    session.propose()
+    session.run(session.propose())
+    session.run(session.propose())
 
 
 def proposed_without_features() -> None:
-    started(features=False).propose()
+    session = started(features=False)
+    session.run(session.propose())
 
 
 def proposed_after_a_gap() -> None:
     session = started()
-    session.verify([5], features=False)
+    session.run(session.verify([5], features=False))
     session.commit(1, 6)
-    session.verify([], features=True)
+    session.run(session.verify([], features=True))
     session.commit(0, 7)
-    session.propose()
+    session.run(session.propose())
 
 
 def verified_twice() -> None:
     session = started()
-    session.verify([], features=True)
-    session.verify([], features=True)
+    session.run(session.verify([], features=True))
+    session.run(session.verify([], features=True))
 
 
 def verified_too_much() -> None:
-    started().verify([1] * 8, features=True)
+    session = started()
+    session.run(session.verify([1] * 8, features=True))
 
 
 def verified_past_the_capacity() -> None:
     session = make_pair(capacity=4).session
-    session.prefill([1, 2, 3], features=False)
+    session.run(session.prefill([1, 2, 3], features=False))
     session.push(4)
-    session.verify([5], features=False)
+    session.run(session.verify([5], features=False))
 
 
 def committed_too_much() -> None:
     session = started()
-    session.verify([5], features=True)
+    session.run(session.verify([5], features=True))
     session.commit(2, 6)
 
 
@@ -210,15 +219,18 @@ def pushed_first() -> None:
 
 
 def prefilled_twice() -> None:
-    started().prefill([1], features=True)
+    session = started()
+    session.run(session.prefill([1], features=True))
 
 
 def prefilled_nothing() -> None:
-    make_pair().session.prefill([], features=True)
+    session = make_pair().session
+    session.run(session.prefill([], features=True))
 
 
 def featured_without_a_draft() -> None:
-    make_pair(plan=None).session.prefill([1] * 9, features=True)
+    session = make_pair(plan=None).session
+    session.run(session.prefill([1] * 9, features=True))
 
 
 @pytest.mark.parametrize(
@@ -250,26 +262,26 @@ def test_what_is_replayed_is_what_was_accepted() -> None:
     pair = make_pair(prefill_chunk=8, log_rows=8, plan=[7])
     session, state = pair.session, pair.target.recurrent
     assert state is not None
-    session.prefill(list(range(20)), features=True)
+    session.run(session.prefill(list(range(20)), features=True))
     session.push(1)
     assert (state.rows, session.replay) == (20, 0)
     expected = 0
     for proposals, accepted in (([2, 3, 4], 1), ([5, 6], 2), ([7], 0), ([], 0), ([8, 9], 0)):
-        session.verify(proposals, features=True)
+        session.run(session.verify(proposals, features=True))
         assert state.replayed == expected
         session.commit(accepted, 3)
         assert session.replay == (accepted + 1 if proposals else 0)
         expected += session.replay
     assert expected == 2 + 3 + 1 + 1
     session.reset()
-    session.prefill([1], features=False)
+    session.run(session.prefill([1], features=False))
     assert (state.rows, state.replayed) == (1, expected - 1)
 
 
 def test_no_more_proposals_than_the_log_holds() -> None:
     pair = make_pair(prefill_chunk=8, log_rows=3)
-    pair.session.prefill([1, 2], features=False)
+    pair.session.run(pair.session.prefill([1, 2], features=False))
     pair.session.push(3)
     assert pair.session.room == 2
     with pytest.raises(InternalError, match="4 rows that may be rejected, at most 3 can"):
-        pair.session.verify([1, 2, 3], features=False)
+        pair.session.run(pair.session.verify([1, 2, 3], features=False))

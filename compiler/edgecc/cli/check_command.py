@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecc.cli.options import Command, common
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import Severity
 
@@ -17,14 +17,24 @@ if TYPE_CHECKING:
 @click.command(cls=Command, name="check", short_help="Check a pair by its metadata.")
 @click.argument("target")
 @click.option("--draft", metavar="DIR", help="Draft checkpoint.")
+@spec_method_option
+@components_option
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
-def command(console: Console, target: str, draft: str | None, strict: bool, as_json: bool) -> int:
+def command(
+    console: Console,
+    target: str,
+    draft: str | None,
+    spec_method: str,
+    components: str,
+    strict: bool,
+    as_json: bool,
+) -> int:
     """Check TARGET, alone or with its draft: all findings at once, without reading weights."""
     from edgecc.contract.report import check
 
-    report = check(target, draft, strict=strict)
+    report = check(target, draft, strict=strict, spec_method=spec_method, components=components)
     if as_json:
         print_json(report.as_json())
     else:

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecc.cli.cache_options import cache_options, open_cache
-from edgecc.cli.options import Command, common
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.compile_options import ACTIVATION_CHOICES, QUANTIZATION_CHOICES, WEIGHTS_CHOICES
+from edgecc.compile_options import (
+    ACTIVATION_CHOICES,
+    LINEAR_FORM_CHOICES,
+    QUANTIZATION_CHOICES,
+    WEIGHTS_CHOICES,
+)
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,13 +51,7 @@ VLLM_KEYS = (
     help="Draft checkpoint; its missing head and embedding are bound to the target's.",
 )
 @click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
-@click.option(
-    "--spec-method",
-    "--spec-type",
-    default="auto",
-    show_default=True,
-    help="Kind of draft; auto decides by its tensors.",
-)
+@spec_method_option
 @click.option(
     "-k",
     "--num-speculative-tokens",
@@ -70,6 +69,7 @@ VLLM_KEYS = (
     help="Bundle directory; must be missing, empty or a bundle. Default: ./<target>-edgecc",
 )
 @click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
+@components_option
 @click.option(
     "--device",
     multiple=True,
@@ -114,6 +114,14 @@ VLLM_KEYS = (
     "where the device can.",
 )
 @click.option(
+    "--linear-form",
+    type=click.Choice(LINEAR_FORM_CHOICES),
+    default="auto",
+    show_default=True,
+    help="How a CPU computes with NVFP4 linear layers: dense float32, or exact 8-bit codes, which "
+    "take a third of the memory and are slower for many rows.",
+)
+@click.option(
     "--lm-head",
     type=click.Choice(["auto", "share", "own", "copy"]),
     default="auto",
@@ -146,7 +154,7 @@ VLLM_KEYS = (
     default=1,
     show_default=True,
     metavar="N",
-    help="Sequences at a time.",
+    help="Most sequences at a time; each has caches of its own.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
 @click.option("--dump-ir", metavar="DIR", help="Write the IR before the first and after each pass.")
@@ -173,7 +181,7 @@ def command(console: Console, **flags: Any) -> int:
     """
     import edgecc
 
-    target, draft, steps, draft_quantization = _models(flags)
+    target, draft, method, steps, draft_quantization = _models(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -190,16 +198,20 @@ def command(console: Console, **flags: Any) -> int:
         instruments=print_ir(console, flags),
         check=flags["check"],
         device=flags["device"] or ("cpu",),
+        components=flags["components"],
         weights=flags["weights"],
         max_model_len=flags["max_model_len"],
         max_input_len=flags["max_input_len"],
         prefill_chunk=flags["prefill_chunk"],
+        max_batch_size=flags["max_batch_size"],
+        spec_method=method,
         num_speculative_tokens=steps,
         lm_head=flags["lm_head"],
         quantization=flags["quantization"],
         draft_quantization=draft_quantization,
         quantize_head=flags["quantize_head"],
         activations=flags["activations"],
+        linear_form=flags["linear_form"],
         pass_pipeline=flags["pass_pipeline"],
         verify=flags["verify"],
     )
@@ -256,8 +268,8 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
-    """Target, draft, steps and the draft's precision from the flags and `--speculative-config`.
+def _models(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, str]:
+    """Target, draft, method, steps and the draft's precision, from flags and the JSON config.
 
     Raises:
         UsageError: Missing, or given twice with different values.
@@ -282,13 +294,10 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, int | None, str]:
                 "usage/contradiction", f"{name} is {flag}, --speculative-config says {value}"
             )
     method = config.get("method") or flags["spec_method"]
-    if method not in ("auto", "dspark"):
-        raise UnsupportedError(
-            "draft/kind", f"method {method!r} is not supported", help="supported: auto, dspark"
-        )
     return (
         targets.pop(),
         draft or config.get("model"),
+        method,
         steps or config.get("num_speculative_tokens"),
         precision or config.get("draft_quantization") or "auto",
     )
@@ -391,8 +400,4 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
             "usage/dtype",
             f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
             help="leave out --dtype",
-        )
-    if flags["max_batch_size"] != 1:
-        raise UnsupportedError(
-            "usage/batch", "the CPU runtime decodes one sequence at a time", help="leave it at 1"
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from edgecc.cli.options import Command, common
+from edgecc.cli.options import Command, common, components_option, spec_method_option
 from edgecc.cli.output import Console, print_text
-from edgecc.frontends.options import COMPONENTS
 from edgecc.paths import local_path
 
 
@@ -19,6 +18,7 @@ from edgecc.paths import local_path
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), metavar="N", help="Prompt and answer together."
 )
+@spec_method_option
 @click.option(
     "-k",
     "--num-speculative-tokens",
@@ -27,12 +27,16 @@ from edgecc.paths import local_path
     help="Most proposals per round; default: the draft's block.",
 )
 @click.option(
-    "--components",
-    type=click.Choice(COMPONENTS),
-    default=COMPONENTS[0],
+    "--max-batch-size",
+    "--max-num-seqs",
+    "max_batch_size",
+    type=click.IntRange(min=1),
+    default=1,
     show_default=True,
-    help="Parts of a multimodal target: its language model, or its vision tower as well.",
+    metavar="N",
+    help="Most sequences at a time.",
 )
+@components_option
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
 def command(
@@ -41,7 +45,9 @@ def command(
     draft: str | None,
     output: str | None,
     max_model_len: int | None,
+    spec_method: str,
     num_speculative_tokens: int | None,
+    max_batch_size: int,
     components: str,
     locations: bool,
 ) -> int:
@@ -53,7 +59,9 @@ def command(
         target,
         draft,
         max_model_len=max_model_len,
+        spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        max_batch_size=max_batch_size,
         components=components,
     )
     write_text(output, print_module(module, locations=locations))

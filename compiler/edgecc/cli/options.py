@@ -83,6 +83,27 @@ def common(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+spec_method_option = click.option(
+    "--spec-method",
+    "--spec-type",
+    default="auto",
+    show_default=True,
+    metavar="METHOD",
+    help="dspark, eagle3 or mtp, the target's own multi-token-prediction block; auto goes by the "
+    "tensors of the draft.",
+)
+"""Kind of draft."""
+
+components_option = click.option(
+    "--components",
+    default="text",
+    show_default=True,
+    metavar="PARTS",
+    help="text; all, which adds the vision tower of a multimodal target; or a list of target, "
+    "draft and vision.",
+)
+
+
 def num_threads(value: int | None) -> int | None:
     """The flag, else `EDGECC_NUM_THREADS`, else None.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgecc.contract.pair import Pair, Side, side_of
 from edgecc.contract.rules import RULES
-from edgecc.errors import Diagnostic
+from edgecc.errors import Diagnostic, Severity
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.gather import Gather, merged
-from edgecc.frontends.lift import lift_opened
+from edgecc.frontends.lift import check_given, lift_opened, open_target
 from edgecc.frontends.options import LiftOptions
 from edgecc.ir.core import Module
 
@@ -52,7 +52,12 @@ class Examination:
 
 
 def examine(
-    target: Path, draft: Path | None, options: LiftOptions, *, metadata_only: bool = False
+    target: Path,
+    draft: Path | None,
+    options: LiftOptions,
+    *,
+    metadata_only: bool = False,
+    notes: bool = False,
 ) -> Examination:
     """Open, lift, and run the rules; all of it that is possible.
 
@@ -63,28 +68,34 @@ def examine(
         draft: Folder of the draft checkpoint.
         options: For lifting.
         metadata_only: Read headers, configs, single scales and maps of ids, no whole weight.
+        notes: Also keep notes of the rules, which ask for no action.
 
     Raises:
         UsageError: Options contradict each other or the checkpoints.
         ResourceError: The file system refuses.
     """
+    check_given(options, target=True, draft=draft is not None)
     found = Examination({})
-    for role, path in (("target", target), ("draft", draft)):
-        if path is not None:
-            with found.errors.step():
-                found.checkpoints[role] = Checkpoint.open(path, role=role)
-                found.checkpoints[role].metadata_only = metadata_only
     opened = found.checkpoints
-    if "target" in opened or ("draft" in opened and draft is not None):
+    with found.errors.step():
+        opened["target"] = open_target(target, options)
+    if draft is not None:
+        with found.errors.step():
+            opened["draft"] = Checkpoint.open(draft, role="draft")
+    for checkpoint in opened.values():
+        checkpoint.metadata_only = metadata_only
+    if found.errors.errors:
+        # Half of a pair is lifted for what is wrong with it, and not for the speculation.
+        options = replace(options, spec_method="auto", num_speculative_tokens=None)
+    if opened:
         with found.errors.step():
             module = lift_opened(opened.get("target"), opened.get("draft"), options)
-            # Half of a pair that was lifted alone tells its errors, and nothing else.
             found.module = None if found.errors.errors else module
-    _run_rules(found)
+    _run_rules(found, notes)
     return found
 
 
-def _run_rules(found: Examination) -> None:
+def _run_rules(found: Examination, notes: bool) -> None:
     sides: dict[str, Side | None] = {}
     for role, checkpoint in found.checkpoints.items():
         with Gather().step():  # an error here is one that lifting has told
@@ -93,5 +104,6 @@ def _run_rules(found: Examination) -> None:
     for rule in RULES:
         with found.errors.step():
             for finding in rule().check(pair):
-                role = finding.where.partition("/")[0].partition(":")[0]
-                found.checkpoints[role].findings.append(finding)
+                if notes or finding.severity is not Severity.NOTE:
+                    role = finding.where.partition("/")[0].partition(":")[0]
+                    found.checkpoints[role].findings.append(finding)

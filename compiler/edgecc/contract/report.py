@@ -102,6 +102,8 @@ def check(
     draft: str | os.PathLike[str] | None = None,
     *,
     strict: bool = False,
+    spec_method: str = "auto",
+    components: str = "text",
 ) -> CheckReport:
     """Check a target, or a pair, from metadata alone.
 
@@ -111,15 +113,18 @@ def check(
         target: Folder of the target checkpoint.
         draft: Folder of the draft checkpoint.
         strict: Count warnings as errors.
+        spec_method: Speculation method; `mtp` checks the target's own block.
+        components: Parts of a multimodal target.
 
     Raises:
-        UsageError: The arguments are no paths.
+        UsageError: The arguments are no paths, or contradict each other.
         ResourceError: The file system refuses.
     """
     paths: list[Path | None] = [local_path(target, "target")]
     paths.append(None if draft is None else local_path(draft, "draft"))
     assert paths[0] is not None
-    found = examine(paths[0], paths[1], LiftOptions(), metadata_only=True)
+    options = LiftOptions(spec_method=spec_method, components=components)
+    found = examine(paths[0], paths[1], options, metadata_only=True, notes=True)
     try:
         module = found.module
         if module is not None:
@@ -165,7 +170,9 @@ def _ropes(module: Module) -> Iterator[tuple[str, str]]:
         if isinstance(source, Derived) and source.recipe == "rope_table":
             params = dict(source.params)
             if params["part"] == "cos":
-                scaled = f", factor {params['factor']:g}" if params.get("factor", 1.0) != 1.0 else ""
+                scaled = (
+                    f", factor {params['factor']:g}" if params.get("factor", 1.0) != 1.0 else ""
+                )
                 kind, theta = params["rope_type"], params["theta"]
                 yield symbol, f"rope: {kind}, theta {theta:g}, {params['dim']} dims{scaled}"
 

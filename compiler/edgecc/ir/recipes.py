@@ -61,14 +61,14 @@ class Recipe(ABC):
 
 
 def same_layout(inputs: Sequence[Weight]) -> Encoding:
-    """The common encoding of matrices with equal columns.
+    """The common encoding of matrices with equal columns, or of vectors.
 
     Raises:
-        ValueError: Encodings or column counts differ, or an input is not a matrix.
+        ValueError: Encodings or column counts differ, or an input is neither.
     """
     first = inputs[0]
     for other in inputs:
-        if len(other.shape) != 2 or other.shape[1] != first.shape[1]:
+        if len(other.shape) not in (1, 2) or other.shape[1:] != first.shape[1:]:
             raise ValueError(f"columns differ: {[w.shape for w in inputs]}")
     found = sorted({str(w.encoding) for w in inputs})
     if len(found) != 1:
@@ -77,7 +77,10 @@ def same_layout(inputs: Sequence[Weight]) -> Encoding:
 
 
 class ConcatRows(Recipe):
-    """Matrices under each other. Per-weight scalars must be equal bit for bit: passes check."""
+    """Matrices under each other, or vectors one after the other, such as biases.
+
+    Per-weight scalars must be equal bit for bit: passes check.
+    """
 
     name = "concat_rows"
     inputs = None
@@ -85,7 +88,7 @@ class ConcatRows(Recipe):
     def result(
         self, inputs: Sequence[Weight], params: Mapping[str, Param]
     ) -> tuple[IntShape, Encoding]:
-        """`[sum of rows, columns]` in the common encoding.
+        """`[sum of rows, columns]`, or `[sum of sizes]`, in the common encoding.
 
         Raises:
             ValueError: The inputs cannot be combined, or one ends inside a group of rows that its
@@ -97,7 +100,7 @@ class ConcatRows(Recipe):
                 raise ValueError(
                     f"{encoding} stores {group} rows together, an input has {weight.shape[0]}"
                 )
-        return (sum(w.shape[0] for w in inputs), inputs[0].shape[1]), encoding
+        return (sum(w.shape[0] for w in inputs), *inputs[0].shape[1:]), encoding
 
     def rows(
         self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int

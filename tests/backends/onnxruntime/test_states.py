@@ -98,14 +98,14 @@ def test_rounds_against_the_lifted_graph(
     expected = lifted.target(prompt)["logits"][-1]
     scale = np.abs(expected).max()
     tolerance = hybrid.pair.tolerance * scale
-    found = session.prefill(prompt, features=False)
+    found = session.run(session.prefill(prompt, features=False))
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
     session.push(1)
     for proposals, accepted, token in rounds:
         proposals = proposals[: session.room]
         accepted = min(accepted, len(proposals))
         anchor = session.tokens[-1]
-        logits = session.verify(proposals, features=False)
+        logits = session.run(session.verify(proposals, features=False))
         wanted = lifted.target([anchor, *proposals[:accepted]])["logits"]
         np.testing.assert_allclose(logits[: accepted + 1], wanted, rtol=0, atol=tolerance)
         session.commit(accepted, token)
@@ -118,21 +118,21 @@ def test_rounds_have_the_bits_of_single_steps(
 ) -> None:
     fast: list[bytes] = []
     session = hybrid.session(chunk)
-    session.prefill(prompt, features=False)
+    session.run(session.prefill(prompt, features=False))
     session.push(1)
     for proposals, accepted, token in rounds:
         proposals = proposals[: session.room]
         accepted = min(accepted, len(proposals))
-        logits = session.verify(proposals, features=False)
+        logits = session.run(session.verify(proposals, features=False))
         fast += [row.tobytes() for row in logits[: accepted + 1]]
         session.commit(accepted, token)
     tokens = list(session.tokens)
     session.reset()
-    session.prefill(prompt, features=False)
+    session.run(session.prefill(prompt, features=False))
     session.push(1)
     plain = []
     for token in tokens[len(prompt) + 1 :]:
-        plain.append(session.verify([], features=False)[0].tobytes())
+        plain.append(session.run(session.verify([], features=False))[0].tobytes())
         session.commit(0, token)
     assert fast == plain
 
@@ -150,7 +150,7 @@ def test_bytes_a_sequence_holds(hybrid: Hybrid) -> None:
     """States once, and a log of an anchor and 4 proposals."""
     sizes, target = hybrid.sizes, hybrid.engine.entry("target")
     held = {
-        role: sum(array.nbytes for name, (array, _) in target._carried.items() if name in names)
+        role: sum(array.nbytes for name, array in target._carried.items() if name in names)
         for role in (Role.STATE, Role.STATE_LOG)
         if (names := {i.name for i in hybrid.pair.module.graphs["target"].by_role(role)})
     }
@@ -177,10 +177,10 @@ def test_counts_are_checked(
     hybrid: Hybrid, ids: list[int], replay: int, commit: int, message: str
 ) -> None:
     target = hybrid.engine.entry("target")
-    before = {name: array.copy() for name, (array, _) in target._carried.items()}
+    before = {name: array.copy() for name, array in target._carried.items()}
     with pytest.raises(RequestError, match=message):
         target.run(call(ids, 0, replay, commit), [Role.LOGITS])
-    for name, (array, _) in target._carried.items():
+    for name, array in target._carried.items():
         np.testing.assert_array_equal(array, before[name])
 
 

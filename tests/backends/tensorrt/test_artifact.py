@@ -43,6 +43,12 @@ def _shapes(artifact: dict[str, Any]) -> dict[str, Any]:
 
 
 CHANGES = {
+    "an input that no engine takes": lambda a: a["entries"]["target"]["inputs"].append(
+        {"name": "s", "role": "kv_cache", "dtype": "bf16", "shape": ["b", 2, 4, 4]}
+    ),
+    "a cache that nothing updates": lambda a: [
+        o.update(alias=None) for o in a["entries"]["target"]["outputs"]
+    ],
     "an input that the step lacks": lambda a: _step(a)["inputs"].pop("cache_length"),
     "an input that the engine lacks": lambda a: _step(a)["inputs"].update(more="token_ids"),
     "an output that the engine lacks": lambda a: _step(a)["outputs"].update(more="more"),

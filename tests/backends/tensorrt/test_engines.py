@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,29 @@ def cached(tmp_path: Path) -> Callable[[str], tuple[list[bool], list[Diagnostic]
         return [e.cached for e in engines.made], told
 
     return make
+
+
+def test_jobs_of_one_network_get_one_engine(tmp_path: Path) -> None:
+    """Built once, kept once, and another time taken from the cache once."""
+    jobs = [
+        Job(f"engines/{name}.plan", lambda: KEY, _build, replace(ESTIMATE, name=name), network)
+        for name, network in (("body.1", "a"), ("other", ""), ("body.2", "a"), ("more", ""))
+    ]
+    for cached in (False, True):
+        folder = tmp_path / f"bundle-{cached}"
+        folder.mkdir()
+        engines = Engines(folder, ArtifactCache(tmp_path / "cache"), lambda *step: None)
+        missing = engines.look_up(jobs)
+        assert [e.name for e in missing] == ([] if cached else ["body.1", "other", "more"])
+        found = engines.build()
+        assert list(found) == ["body.1", "other", "body.2", "more"]
+        assert found["body.2"] == found["body.1"]
+        assert [e.name for e in engines.made] == ["body.1", "other", "more"]
+        assert sorted(p.name for p in (folder / "engines").iterdir()) == [
+            "body.1.plan",
+            "more.plan",
+            "other.plan",
+        ]
 
 
 DAMAGES: dict[str, tuple[str, bytes | None, str]] = {

@@ -12,6 +12,7 @@ import pytest
 from edgecc.backends.cache import CacheKey
 from edgecc.backends.cache.key import differences
 from edgecc.backends.tensorrt import keys
+from edgecc.backends.tensorrt.engines import same_engines
 from edgecc.backends.tensorrt.lower import jobs
 from edgecc.backends.tensorrt.policy import plan_weights
 from edgecc.devices import get_device
@@ -85,6 +86,40 @@ def test_bound_weights_do_not_count(target: Path, draft: Path, tmp_path: Path) -
     embedded = keys_of(lowered(target, draft))
     found = differences(embedded["lm_head"], first["lm_head"])
     assert any("flag bound weights" in d for d in found)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    """Ten layers: four, four and two, of which the first is tapped."""
+    folder = tmp_path_factory.mktemp("deep")
+    sizes = {**SMALL, "layers": 10}
+    taps = {"target_layers": 10, "target_layer_ids": (0,)}
+    return lowered(
+        write_target(folder / "target", **sizes), write_draft(folder / "draft", **SMALL, **taps)
+    )
+
+
+def test_graphs_of_equal_layers_are_one_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where weights are inputs; constants are those of one graph."""
+    folder = tmp_path_factory.mktemp("deep")
+    module = lift(write_target(folder / "target", **{**SMALL, "layers": 16}), max_model_len=64)
+    record = get_device("sm120")
+    PassManager(default_pipeline(record)).run(module, PassContext(record))
+    bound, held = (
+        jobs(module, record, plan_weights(module, policy)) for policy in ("bind", "embed")
+    )
+    assert same_engines(bound) == {f"target.{i}": "target.1" for i in (2, 3, 4)}
+    assert same_engines(held) == {}
+    keys = {job.estimate.name: job.key() for job in bound}
+    assert keys["target.1"] == keys["target.2"]
+    assert keys["target.1"] is not None
+    assert keys["target.1"].name == "target"
+
+
+def test_other_outputs_and_other_numbers_of_layers_are_other_engines(deep: Module) -> None:
+    found = jobs(deep, get_device("sm120"), plan_weights(deep, "bind"))
+    assert same_engines(found) == {}
+    assert {"target.body.1", "target.body.2", "target.body.3"} < {j.estimate.name for j in found}
 
 
 CHANGES: dict[str, tuple[Callable[[Path, Path], dict[str, CacheKey]], str]] = {

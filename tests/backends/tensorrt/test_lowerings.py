@@ -14,6 +14,7 @@ from edgecc.backends.onnx.emitter import output_names
 from edgecc.backends.tensorrt.builder import Session
 from edgecc.backends.tensorrt.emitter import LOWERINGS
 from edgecc.backends.tensorrt.lower import build
+from edgecc.backends.tensorrt.names import PlanNames
 from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import plan_weights
 from edgecc.devices import DEVICES, get_device
@@ -77,7 +78,7 @@ class Net(Builder):
         return self.module.weights.add(name, Weight(shape, encoding, source))
 
 
-def attention(n: Net, *, causal: bool, rows=None) -> object:
+def attention(n: Net, *, causal: bool, rows=None, windows=(None, None)) -> object:
     q, k = n.take("q", 128, rows=rows), n.take("k", 64, rows=rows)
     start = n.number()
     caches = [n.input(c, BF16, (sym("b"), 1, 96, 64), Role.KV_CACHE) for c in ("kc", "vc")]
@@ -85,9 +86,10 @@ def attention(n: Net, *, causal: bool, rows=None) -> object:
     for cache, value in zip(caches, new, strict=True):
         n.output(value, cache.name, Role.KV_CACHE, alias=cache.name)
     length = n.op("advance", start, k)
-    attrs = AttentionAttributes(heads=2, kv_heads=1, scale=0.1, causal=causal)
-    first = n.op("attention", q, *new, length, attrs=attrs)
-    return n.op("attention", first, *new, length, attrs=attrs)  # two layers with one mask
+    for window in windows:  # two layers, with one mask where their windows are equal
+        attrs = AttentionAttributes(2, 1, 0.1, causal, window)
+        q = n.op("attention", q, *new, length, attrs=attrs)
+    return q
 
 
 def rope(n: Net) -> object:
@@ -320,23 +322,33 @@ def drawn(module: Module, rows: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 32])
 def test_each_network_computes_what_the_ir_says(trt, rows):
-    """Layer by layer as NVIDIA defines them, against the interpreter and against PyTorch.
-
-    One rounding of the last result to bf16 may fall either way.
-    """
-    torch_executor = pytest.importorskip("edgecc.backends.torch").TorchExecutor
+    """Layer by layer as NVIDIA defines them, against the interpreter and against PyTorch."""
     for op, make in NETS.items():
-        module = net(make)
-        inputs = drawn(module, rows)
-        graph = module.graphs["main"]
-        found = NetworkInterpreter(trt, module, "sm120").network(graph).run(inputs)
-        for oracle in (Interpreter(module), torch_executor(module)):
-            expected = oracle.run("main", inputs)
-            for name, output in zip(output_names(graph), graph.outputs, strict=True):
-                want = expected[output.name].astype(np.float64)
-                error = np.abs(found[name] - want).max() / (np.abs(want).max() or 1)
-                exact = output.value.type.dtype is not BF16
-                assert error <= (2e-6 if exact else 2**-7), (op, name, error)
+        check_network(trt, net(make), rows, op)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32])
+@pytest.mark.parametrize("windows", [(1, 1), (4, 4), (None, 9), (2, 30), (100, 5)], ids=str)
+def test_windows_are_masks(trt, windows, rows):
+    module = net(lambda n: attention(n, causal=True, windows=windows))
+    check_network(trt, module, rows, "attention")
+    kinds = NetworkInterpreter(trt, module, "sm120").network(module.graphs["main"]).kinds
+    assert kinds["SELECT"] == len(set(windows))  # layers of one window share their mask
+
+
+def check_network(trt, module: Module, rows: int, what: str) -> None:
+    """One rounding of the last result to bf16 may fall either way."""
+    torch_executor = pytest.importorskip("edgecc.backends.torch").TorchExecutor
+    inputs = drawn(module, rows)
+    graph = module.graphs["main"]
+    found = NetworkInterpreter(trt, module, "sm120").network(graph).run(inputs)
+    for oracle in (Interpreter(module), torch_executor(module)):
+        expected = oracle.run("main", inputs)
+        for name, output in zip(output_names(graph), graph.outputs, strict=True):
+            want = expected[output.name].astype(np.float64)
+            error = np.abs(found[name] - want).max() / (np.abs(want).max() or 1)
+            exact = output.value.type.dtype is not BF16
+            assert error <= (2e-6 if exact else 2**-7), (what, name, error)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -359,8 +371,9 @@ def test_each_op_builds(trt, device, weights):
     refused = {}
     record = get_device(device)
     has_fp4 = "nvfp4<block=16>" in record.native_activations
-    for op in NETS.keys() & (record.ops if has_fp4 else record.ops - {"fake_quantize"}):
-        make = NETS[op]
+    nets = {op: NETS[op] for op in record.ops & NETS.keys() if has_fp4 or op != "fake_quantize"}
+    nets["window"] = lambda n: attention(n, causal=True, windows=(4, None))
+    for op, make in nets.items():
         try:
             plan, _ = built(trt, net(make), device, weights=weights)
             assert plan[:4] == b"ptrt" or len(plan) > 1000
@@ -412,7 +425,8 @@ def test_forms_of_weights_build_where_the_records_say(trt, form, dtype):
         assert (held["bound"], held["bound_bytes"]) == ([], 0)
         assert facts["weight_bytes"] == 0
         assert facts["bound_bytes"] == held["weight_bytes"] == sum(map(nbytes, facts["bound"]))
-        assert {i["name"] for i in facts["bound"]} == {o.name for o in operands(module)}
+        names = PlanNames(module, module.graphs["main"])
+        assert {i["name"] for i in facts["bound"]} == set(map(names.input, operands(module)))
 
 
 def test_a_packed_weight_stays_packed_in_the_plan(trt):

@@ -32,6 +32,7 @@ from helpers.goldens import PAIRS, relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.plans import products
 from helpers.tensorrt_network import NetworkPair
+from helpers.vision import VisionSizes, write_vision_target
 
 torch = pytest.importorskip("torch")
 
@@ -39,7 +40,7 @@ GPUS = [name for name, device in DEVICES.items() if device.library]
 BUILT = ("sm86", "sm89", "sm120")
 CANNOT_RUN = (
     *("cuda/no-gpu", "cuda/not-installed", "tensorrt/wrong-gpu"),
-    *("tensorrt/recurrent", "runtime/unsupported-draft"),
+    "runtime/unsupported-draft",
 )
 """Why a bundle of the tests does not open: no GPU, or a kind of pair that is not driven there."""
 
@@ -213,17 +214,16 @@ def compiled(target: Path, draft: Path, out: Path, device: str) -> dict[str, Any
 
 
 def check_hybrid(found: Mapping[str, Any], device: str) -> None:
-    """Mixed precision for each module, states in float32, and that nothing drives them yet."""
+    """Mixed precision for each module, states in float32 and not in place, caches in place."""
     body = found["engines"]["target.body"]
     assert precisions(body, "linear_attn.in_proj_qkv") == {FP8_FORM[device]}
     assert precisions(body, "self_attn.o_proj") == {FP8_FORM[device]}
     assert precisions(body, "mlp.") == {NVFP4_FORM.get(device, "nvfp4")}
     assert precisions(body, "conv1d") == {"f32"}
-    states = [p for p in body["outputs"] if "state" in (p["alias"] or "")]
-    assert {p["dtype"] for p in states} == {"f32"}
-    kept = [p for p in body["outputs"] if p["alias"]]
-    assert {p["dtype"] for p in kept if p not in states} == {"bf16"}
-    assert "engines only: the runtime does not drive recurrent states yet" in found["decisions"]
+    states = [p for p in body["outputs"] if "state" in p["name"]]
+    assert {(p["dtype"], p["alias"]) for p in states} == {("f32", None)}
+    assert {p["dtype"] for p in body["outputs"] if p["alias"]} == {"bf16"}
+    assert not any(d.startswith("engines only") for d in found["decisions"])
 
 
 @pytest.mark.slow
@@ -257,6 +257,31 @@ def test_a_small_hybrid_compiles(trt, tmp_path):
     )
     found = compiled(target, draft, tmp_path / "b", "sm89")
     check_hybrid(found, "sm89")
+
+
+def test_a_small_tower_compiles(trt, tmp_path):
+    """The tower is an engine; nothing passes images to it yet, and the bundle says so."""
+    sizes = HybridSizes(layer_types=(FULL,), head_dim=64, sections=(6, 5, 5))
+    target = write_vision_target(tmp_path / "t", VisionSizes(depth=1, hidden=144, heads=2), sizes)
+    write_tokenizer(target, images=True)
+    out = tmp_path / "b"
+    report = edgecc.compile(target, out=out, device="sm120", max_model_len=128, components="all")
+    assert [c.partition(":")[0] for c in report.checks] == [
+        "lowered image_features",
+        "lowered logits",
+        "lowered next_logits",
+    ]
+    assert all(": ok" in c for c in report.checks)
+    assert "engines only: the runtime does not drive images yet" in report.decisions
+    assert report.bundle is not None
+    artifact = report.bundle.manifest["artifacts"]["sm120"]
+    engines = artifact["engines"]
+    assert set(engines) == {"target", "vision"}
+    assert [p["name"] for p in engines["vision"]["profiles"]] == ["image"]
+    with pytest.raises(UnsupportedError) as caught:
+        edgecc.load(out)
+    assert caught.value.id == "tensorrt/images"
+    assert "--components text" in str(caught.value)
 
 
 def test_a_small_eagle3_pair_compiles(trt, tmp_path):

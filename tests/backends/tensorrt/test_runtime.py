@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from edgecc.backends.base import Role
+from edgecc.backends.runtime.sampling import Sampler, SamplingParams
+from edgecc.backends.tensorrt import engine as engine_module
 from edgecc.errors import (
     BackendError,
     BundleError,
@@ -15,15 +18,17 @@ from edgecc.errors import (
     ResourceError,
     UnsupportedError,
 )
+from helpers.eagle3 import write_eagle3
 from helpers.lowered_pairs import (
     REAL_DRAFT,
     REAL_TARGET,
     Reference,
     draft_inputs,
     target_inputs,
+    write_pair,
 )
 from helpers.remembering import RememberingInterpreter
-from helpers.simulated_bundle import lowered
+from helpers.simulated_bundle import artifact_of, lowered
 
 ROWS = 5
 """Rows of a round of the synthetic pair: four proposals and the anchor."""
@@ -101,6 +106,43 @@ def test_capacity_leaves_room_for_padding(make, module):
         target.run(target_inputs([1, 2], 63), [])
 
 
+# --- deep targets ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Twelve layers in five graphs; taps in the first and the last of them."""
+    sizes = {"layers": 12, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16}
+    return lowered(*write_pair(tmp_path_factory.mktemp("deep"), **sizes, intermediate=32))
+
+
+def test_a_deep_target_decodes_graph_by_graph(make, deep):
+    bundle = make(deep)
+    found = bundle.generator().generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert found.token_ids == greedy(deep, PROMPT, 8)
+    ran = {name for name, _ in bundle.simulation.enqueued}
+    assert {f"target.body.{i}" for i in range(5)} <= ran
+
+
+def test_a_plan_that_serves_two_graphs_is_opened_once(make, deep):
+    bundle = make(deep)
+    artifact = copy.deepcopy(bundle.artifact)
+    engines = artifact["engines"]
+    kind = engines["target.body.2"]
+    bodies = (n for n in engines if n.startswith("target.body"))
+    same = [n for n in bodies if engines[n]["outputs"] == kind["outputs"]]
+    assert "target.body.3" in same
+    for name in same:
+        engines[name] = copy.deepcopy(kind)
+    with patch(
+        "edgecc.backends.tensorrt.engine.deserialize", wraps=engine_module.deserialize
+    ) as opened:
+        bundle.open(artifact).close()
+    files = [call.args[2].name for call in opened.call_args_list]
+    assert sorted(files) == sorted({e["file"] for e in engines.values()})
+    assert len(files) == len(engines) - len(same) + 1
+
+
 # --- decoding -------------------------------------------------------------------------------------
 
 
@@ -136,6 +178,54 @@ def test_a_capture_that_fails(make, module):
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
 
 
+@pytest.fixture(scope="module")
+def batched(checkpoints):
+    """The same pair, for three sequences at a time."""
+    return lowered(*checkpoints, max_batch_size=3)
+
+
+def test_engines_run_one_sequence_whatever_the_batch(module, batched):
+    alone, many = (artifact_of(m, "1")["engines"] for m in (module, batched))
+    assert alone == many
+
+
+def test_a_batch_has_the_texts_of_single_requests(make, batched):
+    """One call after the other, each in its slot: text, and what is accepted, are the same."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[3:12], PROMPT[5:9]]
+    with make(batched).generator() as generator:
+        options = [
+            {"max_new_tokens": 4 + 2 * i, "num_speculative_tokens": i} if i else {}
+            for i in range(len(prompts))
+        ]
+        options[0] = {"speculation": False, "max_new_tokens": 7}
+        wanted = [
+            {"token_ids": ids, "ignore_eos": True, **more}
+            for ids, more in zip(prompts, options, strict=True)
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+        with generator.batch() as batch:
+            assert batch.slots == 3
+
+
+def test_slots_have_memory_of_their_own(make, batched):
+    bundle = make(batched)
+    engine = bundle.open()
+    target = engine.entry("target")
+    assert (target.slots, target.batch_size) == (3, 1)
+    for slot, prompt in ((0, PROMPT[:4]), (2, PROMPT[4:9])):
+        target.run(target_inputs(prompt, 0), [Role.LOGITS], slot=slot)
+    held = []
+    for cache in target.interface.caches:
+        value = target.values[cache.name]
+        nbytes = int(np.prod(value.shape)) * value.dtype.itemsize
+        held.append([bundle.cuda.device(value.slot(slot), nbytes).any() for slot in range(3)])
+    assert held == [[True, False, True]] * len(held)
+    with pytest.raises(RequestError, match="after which 0 are held"):
+        target.run(target_inputs(PROMPT[:4], 0), [Role.LOGITS], slot=3)
+
+
 def test_to_the_last_position(make, module):
     prompt = PROMPT + PROMPT + PROMPT[:12]
     expected = greedy(module, prompt, 64 - 52)
@@ -155,7 +245,7 @@ def test_one_wait_and_few_bytes_a_round(make):
     features, start, length = 5, 5, 0
     for step in range(4):
         waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
-        made = engine.rounds.run(step, start, features, length)
+        made = engine.rounds.run(np.array([9] * (features - 1) + [step]), start, features, length)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 24
         assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
@@ -172,7 +262,8 @@ def test_rounds_do_what_calls_do(make, module):
     engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
     start, length = 16, 0
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0)):
-        found = engine.rounds.run(anchor, start, len(taps), length)
+        following = np.array([9] * (len(taps) - 1) + [anchor])
+        found = engine.rounds.run(following, start, len(taps), length)
         proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
         want = target.run(target_inputs([anchor, *proposals], start))
@@ -182,6 +273,49 @@ def test_rounds_do_what_calls_do(make, module):
         np.testing.assert_array_equal(engine.rounds.features(accepted + 1)[0], taps)
 
 
+@pytest.fixture(scope="module")
+def chain(checkpoints, tmp_path_factory):
+    """An EAGLE3 pair as it is lowered for the simulated GPU; its rounds have eight rows."""
+    folder = tmp_path_factory.mktemp("chain") / "d"
+    hidden = lowered(*checkpoints).metadata["target"]["hidden_size"]
+    draft = write_eagle3(folder, hidden=hidden, taps=2, target_layer_ids=[0, 1])
+    return lowered(checkpoints[0], draft)
+
+
+def test_rounds_of_a_chain(make, chain):
+    """Such a draft is told the token after each row of features; a prompt's chunk has many."""
+    engine = make(chain).open()
+    target, draft = reference(chain, "target"), reference(chain, "draft")
+    tokens = [*PROMPT[:16], 3]
+    taps = target.run(target_inputs(PROMPT[:16], 0))[Role.HIDDEN_TAP][0]
+    engine.entry("target").run(target_inputs(PROMPT[:16], 0), [Role.HIDDEN_TAP])
+    start, length = 16, 0
+    for accepted in (0, 7, 3, 3, 7, 0):
+        following = np.array(tokens[length + 1 :])
+        found = engine.rounds.run(following, start, len(taps), length)
+        inputs = {
+            Role.FEATURES: taps[None],
+            Role.NEXT_TOKEN_IDS: following[None],
+            Role.CACHE_LENGTH: np.array([length]),
+        }
+        np.testing.assert_array_equal(found.proposals, draft.run(inputs)[Role.PROPOSALS][0])
+        want = target.run(target_inputs([tokens[-1], *found.proposals], start))
+        np.testing.assert_array_equal(found.chosen, want[Role.CHOSEN_TOKENS][0])
+        tokens += [*found.proposals[:accepted].tolist(), int(found.chosen[accepted])]
+        length, start = start, start + accepted + 1
+        taps = want[Role.HIDDEN_TAP][0, : accepted + 1]
+    engine.close()
+
+
+def test_the_text_of_a_chain(make, chain):
+    bundle = make(chain)
+    with bundle.generator() as generator:
+        found = generator.generate(token_ids=PROMPT, max_new_tokens=24, ignore_eos=True)
+    assert found.token_ids == greedy(chain, PROMPT, 24)
+    assert found.stats.proposed > 0
+    assert bundle.cuda.launched
+
+
 def test_a_target_alone(make, checkpoints):
     alone = lowered(checkpoints[0], None)
     bundle = make(alone)
@@ -189,6 +323,47 @@ def test_a_target_alone(make, checkpoints):
         found = generator.generate(token_ids=PROMPT, max_new_tokens=9, ignore_eos=True)
     assert found.token_ids == greedy(alone, PROMPT, 9)
     assert bundle.cuda.launched == 7
+
+
+def sampled(module, prompt, count, params):
+    """Plain sampling by the interpreter over the same lowered graph, row by row."""
+    target, limit = reference(module, "target"), module.metadata["target"]["num_tokens"]
+    sampler = Sampler(params, prompt, limit)
+    tokens, start = list(prompt), 0
+    for _ in range(count):
+        logits = target.run(target_inputs(tokens[start:], start))[Role.LOGITS]
+        start = len(tokens)
+        tokens.append(sampler.choose(logits[0, -1]))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8, "seed": 6},
+        {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "frequency_penalty": 0.5, "seed": 2},
+        {"repetition_penalty": 1.5, "logprobs": 2},
+    ],
+)
+def test_what_is_sampled_is_chosen_from_logits(make, module, options):
+    """The device chooses greedily, so it runs no round of such a request, and all of the next."""
+    bundle = make()
+    expected = sampled(module, PROMPT, 10, SamplingParams(**options))
+    arguments = {"token_ids": PROMPT, "max_new_tokens": 10, "ignore_eos": True}
+    with bundle.generator() as generator:
+        for wanted in (None, 2, 4):
+            found = generator.generate(
+                num_speculative_tokens=wanted,
+                speculation=wanted is not None,
+                **arguments,
+                **options,
+            )
+            assert found.token_ids == expected
+            assert bundle.cuda.launched == 0
+            assert max(found.stats.proposed_by_round, default=0) == (wanted or 0)
+            assert len(found.logprobs or ()) == (10 if "logprobs" in options else 0)
+        assert generator.generate(**arguments).token_ids == greedy(module, PROMPT, 10)
+    assert bundle.cuda.launched > 0
 
 
 @pytest.mark.slow
@@ -369,20 +544,6 @@ def test_a_file_that_is_no_plan(make, tmp_path):
     (tmp_path / "lm_head.plan").write_text("")
     with pytest.raises(BundleError, match="the plan is empty"):
         bundle.open()
-
-
-def test_recurrent_targets_are_refused(make):
-    bundle = make()
-    artifact = copy.deepcopy(bundle.artifact)
-    artifact["entries"]["target"]["inputs"] += [
-        {"name": "s", "role": "state", "dtype": "f32", "shape": ["b", 2, 4, 4]},
-        {"name": "log", "role": "state_log", "dtype": "f32", "shape": ["b", 8, 6]},
-        {"name": "replay_length", "role": "replay_length", "dtype": "i64", "shape": ["b"]},
-        {"name": "commit_length", "role": "commit_length", "dtype": "i64", "shape": ["b"]},
-    ]
-    with pytest.raises(UnsupportedError, match="recurrent layers on a GPU") as caught:
-        bundle.open(artifact)
-    assert caught.value.exit_code == 4
 
 
 def test_progress(make):

@@ -38,7 +38,7 @@ def test_nothing_touches_memory_that_was_given_back(make):
     engine.close()
     for use in (
         lambda: target.run(target_inputs([1], 5), []),
-        lambda: rounds.run(1, 5, 5, 0),
+        lambda: rounds.run(np.array([1]), 5, 5, 0),
         lambda: rounds.features(2),
     ):
         with pytest.raises(BackendError, match="the engine is closed"):

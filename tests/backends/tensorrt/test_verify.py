@@ -64,13 +64,14 @@ def test_engines_that_compute_what_was_lowered(made):
     result = verify(prompts=2)
     assert result.passed
     same = [c for c in result.checks if c.name.endswith(", same arithmetic")]
-    assert [c.error for c in same] == [0.0, 0.0, 0.0]
+    assert [c.error for c in same] == [0.0] * 4
     names = [c.name for c in result.checks]
-    assert names[:4] == [
+    assert names[:5] == [
         "target logits",
         "target choices",
         "target hidden states",
         "draft proposals",
+        "target logits after the prompt",
     ]
     assert {c.tolerance for c in result.checks} == {0.05, 0.02, 0.5, 0.0}
     assert sum("speculation with" in n for n in names) == 4
@@ -87,7 +88,8 @@ def test_a_difference_that_rounding_does_not_explain(made):
 
     _, verify = made(change)
     found = failed(verify(prompts=0))
-    assert list(found) == ["target logits, same arithmetic"]
+    logits = ("target logits", "target logits after the prompt")
+    assert list(found) == [f"{name}, same arithmetic" for name in logits]
     check = found["target logits, same arithmetic"]
     assert check.error == pytest.approx(0.03, rel=0.01)
     assert check.detail.startswith("row 0, index 17: ")
@@ -107,7 +109,8 @@ def test_quantized_activations_are_compared_by_averages(made):
 
     _, verify = made(change, activations=["nvfp4<block=16>"])
     result = verify(prompts=0)
-    assert set(failed(result)) == {"target logits", "target logits, same arithmetic"}
+    later = ("target logits after the prompt", "target logits after the prompt, same arithmetic")
+    assert set(failed(result)) == {"target logits", "target logits, same arithmetic", *later}
     seen.append(True)
     assert verify(prompts=0).passed
 

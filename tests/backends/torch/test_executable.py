@@ -138,12 +138,12 @@ def test_states_start_from_zero_and_go_back(tmp_path):
     for prompt in ([5, 6, 7, 8, 9], [1, 2]):
         plain.reset()
         session.reset()
-        found = [session.prefill(prompt, features=False)]
+        found = [session.run(session.prefill(prompt, features=False))]
         expected = [plain.target(prompt)["logits"][-1]]
         session.push(3)
         for proposals, accepted in (([1, 2], 1), ([4], 0), ([], 0), ([6, 7], 2)):
             anchor = session.tokens[-1]
-            found.extend(session.verify(proposals, features=False)[: accepted + 1])
+            found.extend(session.run(session.verify(proposals, features=False))[: accepted + 1])
             expected.extend(plain.target([anchor, *proposals[:accepted]])["logits"])
             session.commit(accepted, 9)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())

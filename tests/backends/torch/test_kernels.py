@@ -141,9 +141,13 @@ def cache_update(rng: np.random.Generator, n: Sizes) -> Case:
     return plain(cache(rng, n), values(rng, n.b, n.s, n.kv_heads * HEAD), start(rng, n))
 
 
+def window(rng: np.random.Generator, n: Sizes) -> int | None:
+    return int(rng.integers(1, CAPACITY)) if n.causal and rng.integers(2) else None
+
+
 def attention(rng: np.random.Generator, n: Sizes) -> Case:
     heads = n.kv_heads * n.group
-    attrs = AttentionAttributes(heads, n.kv_heads, 0.3, n.causal)
+    attrs = AttentionAttributes(heads, n.kv_heads, 0.3, n.causal, window(rng, n))
     q, length = values(rng, n.b, n.s, heads * HEAD), start(rng, n) + n.s
     return plain(q, cache(rng, n), cache(rng, n, int(rng.integers(1, 6))), length, attrs=attrs)
 
@@ -153,7 +157,7 @@ def cached_attention(rng: np.random.Generator, n: Sizes) -> Case:
     queries = int(rng.integers(0, n.s + 1))
     operands = [values(rng, n.b, queries, heads * HEAD)]
     operands += [values(rng, n.b, n.s, width) for _ in range(2)]
-    attrs = AttentionAttributes(heads, n.kv_heads, 0.3, n.causal)
+    attrs = AttentionAttributes(heads, n.kv_heads, 0.3, n.causal, window(rng, n))
     weights = tables(rng) if rng.integers(2) else []
     return plain(
         *operands, cache(rng, n), cache(rng, n), start(rng, n), weights=weights, attrs=attrs

@@ -89,7 +89,8 @@ class Biases(Rule):
     """A bias exists if its tensor is stored; flags of the config only say what to expect.
 
     What it checks
-        `attention_bias` and `mlp_bias` against the stored tensors.
+        `attention_bias` and `mlp_bias` against the stored tensors, and that all layers with a
+        projection have its bias, or none.
 
     Why it matters
         A bias left out, or one left uninitialized because a flag announced it, changes every
@@ -101,7 +102,8 @@ class Biases(Rule):
 
     name = "biases"
     ids: ClassVar[Mapping[str, str]] = {
-        "config/bias-flag": "a flag says otherwise than the stored tensors"
+        "config/bias-flag": "a flag says otherwise than the stored tensors",
+        "checkpoint/missing-bias": "some layers have a bias and others not",
     }
 
 
@@ -110,7 +112,7 @@ class Architecture(Rule):
 
     What it checks
         `model_type`, and the options of an architecture that would change what is computed:
-        activation, windows, linear attention, experts.
+        activation, types of layers, experts.
 
     Why it matters
         A network that is almost the right one gives text that is almost right.
@@ -123,7 +125,6 @@ class Architecture(Rule):
     ids: ClassVar[Mapping[str, str]] = {
         "target/architecture": "there is no frontend for this model_type",
         "target/activation": "the MLP has another activation",
-        "target/sliding-window": "attention with a sliding window",
-        "target/linear-attention": "linear attention in an architecture without",
+        "target/layer-type": "layers of a type that the architecture does not have",
         "target/experts": "a mixture of experts",
     }

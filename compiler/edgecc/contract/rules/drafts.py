@@ -33,6 +33,7 @@ class DraftKind(Rule):
         "draft/unknown": "no draft that edgecc knows",
         "draft/kind": "a kind of draft that is known and not built",
         "draft/markov-missing": "a Markov head is declared and not stored",
+        "draft/no-mtp": "the target has no block of its own to draft with",
         "draft/layers": "a kind with one layer has several",
         "draft/no-runtime": "the runtime does not drive this kind on the device",
     }

@@ -47,6 +47,7 @@ class HeadAndEmbedding(Rule):
         "bind/no-own-head": "--lm-head own, and the draft has none",
         "bind/has-own-head": "--lm-head share, and the draft has its own",
         "draft/needs-target": "a draft was given in the place of a target",
+        "draft/no-embedding": "a table of its own is declared and not stored",
         "draft/ships": "a flag about what the draft ships is wrong",
         "target/tied-heads-differ": "tied, but a different head is stored",
         "target/tied-heads-stored": "tied, and a head is stored: compared when compiling",

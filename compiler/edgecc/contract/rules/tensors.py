@@ -82,5 +82,5 @@ class Vision(Rule):
         "vision/processor": "a setting of the image processor is not supported",
         "vision/resample": "pictures are resized in another way",
         "vision/too-small": "a prompt has no room for the smallest picture",
-        "vision/no-runtime": "the runtime does not drive targets that read images",
+        "vision/no-tower": "a tower was asked for, and there is none",
     }

@@ -39,12 +39,17 @@ class RopeAttributes(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class AttentionAttributes(Attributes):
-    """Head counts, `scale` of the scores, and whether a query sees later rows (`causal`)."""
+    """Head counts, `scale` of the scores, and which rows a query sees.
+
+    With `causal`, those up to its own; of them with a `window` only the last `window` ones, its own
+    included. Without, all valid rows.
+    """
 
     heads: int
     kv_heads: int
     scale: float
     causal: bool = True
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,8 @@ def attend(
         total = int(length[i])
         for j in range(s):
             seen = total - s + j + 1 if attrs.causal else total
-            keys, values = k_cache[i, :, :seen], v_cache[i, :, :seen]
+            first = 0 if attrs.window is None else max(seen - attrs.window, 0)
+            keys, values = k_cache[i, :, first:seen], v_cache[i, :, first:seen]
             scores = np.einsum("hgd,hnd->hgn", queries[i, j], keys) * q.dtype.type(attrs.scale)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
@@ -168,6 +174,10 @@ def _check_attention(
     require(
         attrs.heads > 0 and attrs.kv_heads > 0 and attrs.heads % attrs.kv_heads == 0,
         f"heads / kv_heads is not whole: {attrs.heads} / {attrs.kv_heads}",
+    )
+    require(
+        attrs.window is None or (attrs.causal and attrs.window > 0),
+        f"a window must be positive and causal, got {attrs}",
     )
     for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         require_type(what, cache, k_cache.dtype, rank=4)
@@ -278,8 +288,9 @@ class Attention(Op[AttentionAttributes]):
     """Grouped-query attention of the newest rows over a cache.
 
     q `[b, s, heads * D]` holds the queries of the last s valid rows; `length` i64 `[b]` counts the
-    valid rows, those s included. With `causal`, query i sees rows up to its own; without, all valid
-    rows. Scores are `scale * q k`, softmax in the evaluation dtype.
+    valid rows, those s included. With `causal`, query i sees rows up to its own, with a `window`
+    only the last of them; without, all valid rows. Scores are `scale * q k`, softmax in the
+    evaluation dtype.
     """
 
     name = "attention"

@@ -19,7 +19,7 @@ import numpy as np
 from edgecc.errors import RequestError
 from edgecc.ir.encodings import Array
 from edgecc.ir.types import Dim, DType, TensorType
-from edgecc.ir.weights import Weight, WeightTable
+from edgecc.ir.weights import BLOCK_BYTES, Weight, WeightTable
 
 
 class TypeRuleError(ValueError):
@@ -79,13 +79,16 @@ class WeightView:
         table = np.stack(picked) if picked else np.zeros((0, *self.weight.shape[1:]))
         return self._cast(table)[inverse.reshape(indices.shape)]
 
-    def blocks(self) -> Iterator[tuple[int, int, Array]]:
+    def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int, Array]]:
         """Blocks of rows `(start, stop, values)`; fewer than `stop - start` rows repeat.
 
         They may lie in the file, so they are not to be written to.
+
+        Args:
+            block_bytes: About so many bytes of float32 in a block.
         """
         encoding = self.weight.encoding
-        for start, stop, parts in self._table.row_blocks(self.symbol):
+        for start, stop, parts in self._table.row_blocks(self.symbol, block_bytes):
             values = encoding.dequantize(parts)
             is_float = values.dtype.kind == "f"
             yield start, stop, values.astype(self._dtype, copy=False) if is_float else values

@@ -23,6 +23,11 @@ from edgecc.ir.ops.base import (
 from edgecc.ir.types import DType, TensorType
 from edgecc.ir.weights import Weight
 
+_PRODUCT_BYTES = 1 << 20
+"""Float32 bytes of the weight rows that are multiplied together: they stay in a core's cache until
+the last row of x has been. From 2 MB on, OpenBLAS divides each product among all cores, and where
+other work runs on those, waiting takes 10 to 30 times as long as the product (measured)."""
+
 
 def product(x: Array, weight: WeightView) -> Array:
     """`x @ weight.T`, streaming blocks of weight rows, one row of x at a time.
@@ -38,7 +43,7 @@ def product(x: Array, weight: WeightView) -> Array:
     # Not -1: NumPy cannot tell how many rows of no columns there are.
     rows = np.ascontiguousarray(x.reshape(prod(x.shape[:-1]), x.shape[-1]))
     out = np.empty((rows.shape[0], weight.weight.shape[0]), dtype=x.dtype)
-    for start, stop, block in weight.blocks():
+    for start, stop, block in weight.blocks(_PRODUCT_BYTES):
         for i, row in enumerate(rows):
             out[i, start:stop] = np.resize(block @ row, stop - start)
     return out.reshape(*x.shape[:-1], out.shape[1])

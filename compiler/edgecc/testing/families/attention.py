@@ -65,7 +65,8 @@ def _head_counts(grow: Grower, width: int) -> tuple[int, int]:
 
 
 def _attributes(grow: Grower, heads: int, kv_heads: int) -> AttentionAttributes:
-    return AttentionAttributes(heads, kv_heads, 0.5, causal=grow.pick(True, False))
+    causal, window = grow.pick((True, None), (False, None), (True, 1), (True, 3))
+    return AttentionAttributes(heads, kv_heads, 0.5, causal, window)
 
 
 def _attention(grow: Grower, wanted: Wanted) -> Expr:
@@ -94,10 +95,11 @@ def _layer(grow: Grower, wanted: Wanted) -> Expr:
     heads, kv_heads = _head_counts(grow, width)
     dim, capacity, columns = width // heads, most(rows) + 4, grow.pick(4, 2)
     x, start = grow(floats(batch, rows, columns)), grow(indices(5, batch))
-    q, k, v = (
-        apply("linear", x, weights=(grow.weight(count * dim, columns),))
-        for count in (heads, kv_heads, kv_heads)
-    )
+    sizes = [count * dim for count in (heads, kv_heads, kv_heads)]
+    weights: list[tuple[WeightTree, ...]] = [(grow.weight(size, columns),) for size in sizes]
+    if grow.pick(False, True):
+        weights = [(*w, grow.weight(size)) for w, size in zip(weights, sizes, strict=True)]
+    q, k, v = (apply("linear", x, weights=w) for w in weights)
     if dim >= 2 and grow.pick(False, True):
         positions, tables = apply("position_ids", start, x), rotary_tables(capacity, 2)
         q = apply("rope", q, positions, weights=tables, attrs=RopeAttributes(heads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgecc.testing.expressions import Expr, Wanted, indices
 from edgecc.testing.rules import Grower, Rule, apply, is_float, is_index
-from edgecc.testing.weight_trees import Ids
+from edgecc.testing.weight_trees import Ids, WeightTree
 
 
 def _is_rows(wanted: Wanted) -> bool:
@@ -30,8 +30,10 @@ def _gated(grow: Grower, wanted: Wanted) -> Expr:
     """Two layers of one input, which `fuse-gate-up` looks for."""
     columns, rows = grow.width(), _width(wanted)
     x = grow(wanted.with_axis(wanted.rank - 1, columns))
-    gate, up = (apply("linear", x, weights=(grow.weight(rows, columns),)) for _ in range(2))
-    return apply("swiglu", gate, up)
+    weights: list[tuple[WeightTree, ...]] = [(grow.weight(rows, columns),) for _ in range(2)]
+    if grow.pick(False, True):
+        weights = [(*w, grow.weight(rows)) for w in weights]
+    return apply("swiglu", *(apply("linear", x, weights=w) for w in weights))
 
 
 def _tied(grow: Grower, wanted: Wanted) -> Expr:

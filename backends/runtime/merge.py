@@ -1,0 +1,134 @@
+"""Several sequences' calls of one entry as one engine call, and its results for each of them.
+
+Rows are padded at the end to those of the longest. Slots between them take part as well: nothing is
+read of what comes out for them, and what is written lies behind their valid rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgecc.backends.base import Array, Role
+from edgecc.backends.runtime.calls import Call
+from edgecc.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Where an input has its sequences and its rows.
+
+    Attributes:
+        batch: The axis of sequences; None for an input that all of them share.
+        rows: The axis of rows, if it has one.
+        fill: What pads it.
+    """
+
+    batch: int | None
+    rows: int | None = None
+    fill: int = 0
+
+
+_INPUTS: Mapping[Role, _Axes] = {
+    Role.TOKEN_IDS: _Axes(0, 1),
+    Role.CACHE_LENGTH: _Axes(0),
+    Role.LOGIT_ROWS: _Axes(None, 0),
+    Role.REPLAY_LENGTH: _Axes(0),
+    Role.COMMIT_LENGTH: _Axes(0),
+    Role.POSITIONS: _Axes(1, 2),
+    Role.IMAGE_ROWS: _Axes(0, 1, -1),
+    Role.IMAGE_FEATURES: _Axes(None),
+    Role.FEATURES: _Axes(0, 1),
+    Role.NEXT_TOKEN_IDS: _Axes(0, 1),
+    Role.ANCHOR: _Axes(0),
+}
+
+_BY_ROW = frozenset({Role.LOGITS, Role.CHOSEN_TOKENS, Role.HIDDEN_TAP})
+"""Outputs `[b, rows, ...]` with the rows of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A slot that takes part without a call.
+
+    Attributes:
+        length: Valid rows of its caches.
+    """
+
+    length: int
+
+
+def rows_of(call: Call) -> int:
+    """New rows of a call."""
+    rows = call.inputs.get(Role.TOKEN_IDS, call.inputs.get(Role.FEATURES))
+    if rows is None:
+        raise InternalError("runtime/merge", f"a call of {call.entry} without rows")
+    return int(rows.shape[1])
+
+
+def length_of(call: Call) -> int:
+    """Valid rows of the sequence's caches before a call."""
+    return int(call.inputs[Role.CACHE_LENGTH][0])
+
+
+def joined(calls: Sequence[Call | Idle]) -> tuple[Mapping[Role, Array], tuple[Role, ...]]:
+    """The inputs of all calls, and all the outputs that any of them wants.
+
+    Args:
+        calls: Of neighbouring slots, in order; the first is a call. They want the logits of all
+            their rows.
+
+    Returns:
+        What to run.
+    """
+    real = [call for call in calls if isinstance(call, Call)]
+    if len(calls) == 1:
+        return real[0].inputs, real[0].outputs
+    rows = max(map(rows_of, real))
+    inputs = {role: _joined(role, calls, first, rows) for role, first in real[0].inputs.items()}
+    outputs = dict.fromkeys(role for call in real for role in call.outputs)
+    return inputs, tuple(outputs)
+
+
+def _joined(role: Role, calls: Sequence[Call | Idle], first: Array, rows: int) -> Array:
+    """One input for all calls."""
+    axes = _INPUTS[role]
+    real = [call for call in calls if isinstance(call, Call)]
+    if axes.batch is None:  # row numbers, or features of images, which only prompts read
+        return max((call.inputs[role] for call in real), key=len)
+    shape = list(first.shape)
+    shape[axes.batch] = len(calls)
+    if axes.rows is not None:
+        shape[axes.rows] = rows
+    filled = np.full(shape, axes.fill, dtype=first.dtype)
+    for index, call in enumerate(calls):
+        if isinstance(call, Call):
+            own = call.inputs[role]
+            place = [slice(size) for size in own.shape]
+            place[axes.batch] = slice(index, index + 1)
+            filled[tuple(place)] = own
+        elif role is Role.CACHE_LENGTH:
+            filled[index] = call.length
+    return filled
+
+
+def part(results: Mapping[Role, Array], index: int, call: Call) -> dict[Role, Array]:
+    """The results of one of the sequences of a call.
+
+    HIDDEN_TAP is a copy, because it must outlive calls of other sequences.
+
+    Args:
+        results: Of the merged call.
+        index: Which of its sequences.
+        call: What that one asked for.
+    """
+    found = {}
+    for role in call.outputs:
+        own = results[role][index : index + 1]
+        if role in _BY_ROW:
+            wanted = Role.TOKEN_IDS if role is Role.HIDDEN_TAP else Role.LOGIT_ROWS
+            own = own[:, : call.inputs[wanted].shape[-1]]
+        found[role] = own.copy() if role is Role.HIDDEN_TAP else own
+    return found
