@@ -18,7 +18,7 @@ from helpers.catalogue import ROOT, load_hook
 
 SOURCES = ("frontends", "compiler/edgecc/contract", "passes/bind_shared_weights.py")
 _ID = re.compile(
-    r"(bind|checkpoint|config|draft|head|quant|rope|target|tokenizer|vision)/[a-z0-9-]+"
+    r"(bind|checkpoint|config|draft|head|quant|rope|target|tokenizer|vision)/[a-z0-9]+(-[a-z0-9]+)*"
 )
 hook = load_hook("rule_pages")
 
