@@ -307,16 +307,16 @@ def _outputs(engine: SimulatedEngine) -> list[Any]:
     return list(engine._described["outputs"])
 
 
+def _nbytes(engine: SimulatedEngine, name: str, shape: tuple[int, ...]) -> int:
+    itemsize = np.dtype(NUMPY[engine._tensors[name]["dtype"]]).itemsize
+    return int(np.prod(shape, dtype=np.int64)) * itemsize
+
+
 def _check_places(
     engine: SimulatedEngine, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]
 ) -> None:
     """Outputs lie nowhere in an input, or they do and the engine updates that input in place."""
-    ends = {
-        name: addresses[name]
-        + int(np.prod(shape, dtype=np.int64))
-        * np.dtype(NUMPY[engine._tensors[name]["dtype"]]).itemsize
-        for name, shape in shapes.items()
-    }
+    ends = {name: addresses[name] + _nbytes(engine, name, s) for name, s in shapes.items()}
     for output in _outputs(engine):
         name = output["name"]
         for other in ends.keys() - {name, output.get("alias")}:
@@ -333,7 +333,7 @@ def _evaluate(
     def memory(name: str) -> Array:
         dtype = np.dtype(NUMPY[engine._tensors[name]["dtype"]])
         shape = shapes[name]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = _nbytes(engine, name, shape)
         return simulation.cuda.device(addresses[name], nbytes).view(dtype).reshape(shape)
 
     for name, content in simulation.weights.get(engine._name, {}).items():

@@ -32,6 +32,7 @@ from helpers.goldens import PAIRS, relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.plans import products
 from helpers.tensorrt_network import NetworkPair
+from helpers.vision import VisionSizes, write_vision_target
 
 torch = pytest.importorskip("torch")
 
@@ -256,6 +257,31 @@ def test_a_small_hybrid_compiles(trt, tmp_path):
     )
     found = compiled(target, draft, tmp_path / "b", "sm89")
     check_hybrid(found, "sm89")
+
+
+def test_a_small_tower_compiles(trt, tmp_path):
+    """The tower is an engine; nothing passes images to it yet, and the bundle says so."""
+    sizes = HybridSizes(layer_types=(FULL,), head_dim=64, sections=(6, 5, 5))
+    target = write_vision_target(tmp_path / "t", VisionSizes(depth=1, hidden=144, heads=2), sizes)
+    write_tokenizer(target, images=True)
+    out = tmp_path / "b"
+    report = edgecc.compile(target, out=out, device="sm120", max_model_len=128, components="all")
+    assert [c.partition(":")[0] for c in report.checks] == [
+        "lowered image_features",
+        "lowered logits",
+        "lowered next_logits",
+    ]
+    assert all(": ok" in c for c in report.checks)
+    assert "engines only: the runtime does not drive images yet" in report.decisions
+    assert report.bundle is not None
+    artifact = report.bundle.manifest["artifacts"]["sm120"]
+    engines = artifact["engines"]
+    assert set(engines) == {"target", "vision"}
+    assert [p["name"] for p in engines["vision"]["profiles"]] == ["image"]
+    with pytest.raises(UnsupportedError) as caught:
+        edgecc.load(out)
+    assert caught.value.id == "tensorrt/images"
+    assert "--components text" in str(caught.value)
 
 
 def test_a_small_eagle3_pair_compiles(trt, tmp_path):
