@@ -244,7 +244,7 @@ def test_the_shipped_eagle3_pair_compiles(trt, tmp_path, device):
     found = compiled(PAIRS / target, PAIRS / draft, tmp_path / "b", device)
     assert set(found["engines"]) == {"target", "draft"}
     assert [s["role"] for s in found["shared"]] == ["embed_tokens"]
-    assert "engines only: the runtime does not drive method eagle3 yet" in found["decisions"]
+    assert not [d for d in found["decisions"] if d.startswith("engines only")]
 
 
 def test_a_small_hybrid_compiles(trt, tmp_path):
@@ -291,6 +291,28 @@ def test_a_small_eagle3_pair_compiles(trt, tmp_path):
         target, draft, out=tmp_path / "b", device="sm86", num_speculative_tokens=2
     )
     assert len(report.checks) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["sm86", "sm120"])
+def test_a_target_with_its_own_block_compiles(trt, tmp_path, device):
+    """The head is one engine, and so are all steps of the block but the first."""
+    sizes = HybridSizes(layer_types=(LINEAR, FULL))
+    target = write_hybrid_target(tmp_path / "t", sizes, mtp=1)
+    report = edgecc.compile(
+        target,
+        out=tmp_path / "b",
+        device=device,
+        spec_method="mtp",
+        num_speculative_tokens=4,
+        max_model_len=64,
+        prefill_chunk=8,
+    )
+    artifact = report.bundle.manifest["artifacts"][device]
+    steps = [step["graph"] for step in artifact["programs"]["draft"]]
+    assert steps.count("lm_head") == 4
+    assert steps.count("draft.step1") == 3
+    assert set(steps) == {"draft.body", "draft.step1", "draft.tail", "lm_head"}
 
 
 @pytest.mark.slow
