@@ -217,9 +217,8 @@ def buffers(program: Sequence[Mapping[str, Any]], updates: Mapping[str, str]) ->
     """
     found = dict(updates)
     for step in program:
-        for output, given in step.get("updates", {}).items():
-            value = step["inputs"][given]
-            found[step["outputs"][output]] = found.get(value, value)
+        for value, before in step.get("updates", {}).items():
+            found[value] = found.get(before, before)
     return found
 
 

@@ -12,8 +12,8 @@ from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.types import DType, SymbolRange, sym
 from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
+from edgecc.passes.cutting import Layer, cut, extract_all
 from edgecc.passes.outlining import Piece, unique
-from edgecc.passes.pieces import Layer, cut, extract_all
 from edgecc.roles import Role
 
 Key = tuple[tuple[tuple[str, ...], ...], tuple[Attributes, ...], int, DType]
@@ -92,7 +92,6 @@ class OutlineShared(Pass[NoOptions]):
                 continue
             callee = self._shared_graph(module, users[key][0][1], key[0])
             for graph, layers, pieces in cuts:
-                extract_all(module, graph, pieces)
                 self._call(module, graph, layers, callee, pieces)
             self.remark(
                 ctx,
@@ -152,7 +151,8 @@ class OutlineShared(Pass[NoOptions]):
         callee: str,
         pieces: Sequence[Piece | None],
     ) -> None:
-        """Replace the nodes of a graph by calls."""
+        """Make graphs of the pieces, and replace the nodes of the graph by calls."""
+        made = extract_all(module, graph, [p for p in pieces if p is not None])
         old_outputs = graph.outputs
         shared = [(layer[0].operands[0], layer[-1].result, layer[-1].location) for layer in layers]
         for stale in graph.nodes:
@@ -163,19 +163,19 @@ class OutlineShared(Pass[NoOptions]):
         now: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
 
         def call(name: str, taken: Sequence[Value], results: Sequence[Value | None]) -> None:
-            made = builder.node(
+            node = builder.node(
                 "call",
                 [now[v] for v in taken],
                 attrs=CallAttributes(name),
                 names=["unused" if v is None else v.name for v in results],
             )
-            pairs = zip(results, made.results, strict=True)
+            pairs = zip(results, node.results, strict=True)
             now.update({v: result for v, result in pairs if v is not None})
 
         for index, piece in enumerate(pieces):
             builder.location = Location("", (self.name,))
             if piece is not None:
-                call(piece.name, piece.taken, piece.results)
+                call(made[piece][0], piece.taken, made[piece][1])
             if index < len(shared):
                 operand, result, origin = shared[index]
                 builder.location = Location(origin.origin, (*origin.passes, self.name))

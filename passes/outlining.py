@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from edgecc.ir.core import Graph, Input, Module, Node, Output, Value
 from edgecc.ir.rewriter import clone_nodes
@@ -12,24 +11,14 @@ from edgecc.ir.types import DimExpr, TensorType, symbols_of
 from edgecc.roles import Role
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Nodes that become a graph.
-
-    Attributes:
-        name: Of the graph.
-        nodes: In order.
-        taken: Values they read, made elsewhere.
-        returned: Values others want from them.
-        results: What a call of the graph gives, in order: these, and None for what it does not want
-            of a graph that another piece has.
-    """
+    """Nodes that become a graph, the values they read and the values others want from them."""
 
     name: str
     nodes: list[Node]
     taken: list[Value]
     returned: list[Value]
-    results: list[Value | None] = field(default_factory=list)
 
     def loose_symbols(self) -> frozenset[str]:
         """Symbols of its types that no input fixes: a call could not tell their values."""
@@ -58,7 +47,7 @@ def extract(
     piece: Piece,
     origin: Graph,
     rename: Callable[[str], str] = str,
-    buffers: Mapping[Value, str] = MappingProxyType({}),
+    versions: Mapping[Value, str] | None = None,
 ) -> None:
     """Add the graph of a piece to the module: copies of its nodes.
 
@@ -68,38 +57,36 @@ def extract(
         origin: The graph. Inputs and outputs of a piece that are its own keep their roles, and
             updated caches their aliases.
         rename: Gives values their names in the piece; different names must stay different.
-        buffers: Values in between that are versions of a cache, and the cache: they lie in its
-            buffer.
+        versions: Values between updates of a cache that lie in its buffer, by the name of that: a
+            piece takes them as a cache, and returns them as its update.
     """
-    roles = {i.value: i.role for i in origin.inputs}
-    aliases = {o.value: o for o in origin.outputs if o.alias is not None}
+    versions = versions or {}
+    roles = {i.value: i.role for i in origin.inputs} | dict.fromkeys(versions, Role.KV_CACHE)
+    aliases = {o.value: (o.name, o.role, o.alias) for o in origin.outputs if o.alias is not None}
+    for value, name in versions.items():
+        aliases.setdefault(value, (name, Role.KV_CACHE, name))
     graph = module.graphs.setdefault(piece.name, Graph(piece.name))
     mapping: dict[Value, Value] = {}
-    own = [v for v in piece.taken if v in roles or v in buffers]
-    fixed = {v: rename(buffers.get(v, v.name)) for v in own}
-    names = set(fixed.values())
+    given = {v: versions.get(v, v.name) for v in piece.taken if v in roles}
+    buffers = {name: rename(name) for name in given.values()}
+    names = set(buffers.values())
     for index, value in enumerate(piece.taken):
-        name = fixed.get(value) or unique(rename(value.name), names)
+        name = buffers[given[value]] if value in given else unique(rename(value.name), names)
         names.add(name)
         copy = Value(TensorType(value.type.dtype, value.type.shape), name, None, index)
-        role = Role.KV_CACHE if value in buffers else roles.get(value, Role.ACTIVATION)
-        graph.inputs.append(Input(copy, role))
+        graph.inputs.append(Input(copy, roles.get(value, Role.ACTIVATION)))
         mapping[value] = copy
     mapping = clone_nodes(module, piece.nodes, graph, mapping)
     for node in graph.nodes:
         for result in node.results:
             result.name = rename(result.name)
-    held, labels = set(fixed.values()), set[str]()
+    labels: set[str] = set()
     for value in piece.returned:
-        alias = aliases.get(value)
-        cache = alias.alias if alias else buffers.get(value)
-        label = unique(rename(alias.name if alias else cache or value.name), labels)
+        name, role, alias = aliases.get(value, (value.name, Role.ACTIVATION, None))
+        label = unique(rename(name), labels)
         labels.add(label)
-        role = alias.role if alias else Role.KV_CACHE if cache else Role.ACTIVATION
-        buffer = rename(cache) if cache else None
-        graph.outputs.append(
-            Output(mapping[value], label, role, buffer if buffer in held else None)
-        )
+        buffer = buffers.get(alias) if alias else None
+        graph.outputs.append(Output(mapping[value], label, role, buffer))
 
 
 def unique(name: str, taken: set[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.interface import slot_name
@@ -18,9 +18,8 @@ def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> lis
 
     `inputs` and `outputs` map the model's names to values, which are named within the entry; its
     own inputs keep their names. A step that updates a cache which a later step updates again also
-    has `updates`: outputs by name, and the inputs in whose buffers they lie. An entry without calls
-    is one step that runs its own model. What a model has once for each slot has the slot in both
-    names.
+    has `updates`: the value, and the one in whose buffer it lies. An entry without calls is one
+    step that runs its own model. What a model has once for each slot has the slot in both names.
 
     Args:
         module: Owner of the entry.
@@ -28,15 +27,19 @@ def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> lis
         dialect: Of the models; None for engines that are no models.
     """
     names = value_names(entry)
+    returned = {o.value for o in entry.outputs}
     if not list(entry.callees()):
         return [_step(module, entry, dialect, names, [i.value for i in entry.inputs], None)]
-    returned = {o.value for o in entry.outputs}
     steps = []
     for node in entry.nodes:
         attrs = node.attrs
         assert isinstance(attrs, CallAttributes)
         callee = module.graphs[attrs.callee]
-        steps.append(_step(module, callee, dialect, names, node.operands, node.results, returned))
+        step = _step(module, callee, dialect, names, node.operands, node.results)
+        given = {i.name: names[v] for i, v in zip(callee.inputs, node.operands, strict=True)}
+        results = zip(callee.outputs, node.results, strict=True)
+        updates = {names[v]: given[o.alias] for o, v in results if o.alias and v not in returned}
+        steps.append({**step, "updates": updates} if updates else step)
     return steps
 
 
@@ -47,12 +50,8 @@ def _step(
     names: Mapping[Value, str],
     operands: Sequence[Value],
     results: Sequence[Value] | None,
-    returned: Collection[Value] = (),
 ) -> dict[str, Any]:
-    """A run of a graph's model: with values of the entry, which are its own where None.
-
-    The entry returns some of them.
-    """
+    """A run of a graph's model: with values of the entry, which are its own where None."""
     apart = by_slot(module, graph, dialect) if dialect is not None else frozenset()
     slots = range(sequences(module))
 
@@ -66,35 +65,13 @@ def _step(
         return found
 
     made = [o.value for o in graph.outputs]
-    step: dict[str, Any] = {
+    return {
         "graph": graph.name,
         "inputs": bound(((i.name, i.value) for i in graph.inputs), operands),
         "outputs": bound(
             zip(output_names(graph), made, strict=True), made if results is None else results
         ),
     }
-    if results is not None and (updates := _updates(graph, results, returned, apart, slots)):
-        step["updates"] = updates
-    return step
-
-
-def _updates(
-    graph: Graph,
-    results: Sequence[Value],
-    returned: Collection[Value],
-    apart: Collection[Value],
-    slots: range,
-) -> dict[str, str]:
-    """Outputs of a call that update a cache which a later call updates again."""
-    found: dict[str, str] = {}
-    for label, value, output in zip(output_names(graph), results, graph.outputs, strict=True):
-        if output.alias is None or value in returned:
-            continue
-        if output.value in apart:
-            found |= {slot_name(label, i): slot_name(output.alias, i) for i in slots}
-        else:
-            found[label] = output.alias
-    return found
 
 
 def interface(entry: Graph) -> dict[str, list[dict[str, Any]]]:

@@ -70,11 +70,11 @@ class OrtExecutable:
         self._carried = {port.name: _allocate(port, slots) for port in interface.carried}
         self._states = [self._carried[port.name] for port in interface.states]
         self._spare: dict[tuple[int, ...], Array] = {}
-        self._updates = dict(interface.updates)
-        for value, cache in interface.updates.items():
+        held = buffers(program, interface.updates)
+        self._updates = dict(held)
+        for value, cache in held.items():
             names = ((slot_name(value, i), slot_name(cache, i)) for i in range(slots))
             self._updates.update(names)
-        self._buffers = buffers(program, self._updates)
 
     @property
     def slots(self) -> int:
@@ -156,24 +156,25 @@ class OrtExecutable:
         import onnxruntime as ort
 
         ports = self._interface
-        given = {
+        buffers = {
             role: np.zeros(shape, dtype=ports.inputs[role].dtype) for role, shape in shapes.items()
         }
-        _fill(given, inputs)
+        _fill(buffers, inputs)
         values: dict[str, Any] = {
             ports.inputs[role].name: ort.OrtValue.ortvalue_from_numpy(buffer)
-            for role, buffer in given.items()
+            for role, buffer in buffers.items()
         }
         values.update(self._held(slots))
+        updates = self._updates
         wanted = [ports.outputs[role].value for role in outputs]
         steps = []
-        for step in needed_steps(self._program, {*wanted, *self._updates}):
+        for step in needed_steps(self._program, {*wanted, *updates}):
             session = self._sessions[step["graph"]]
             binding = session.io_binding()
             for name, value in step["inputs"].items():
                 binding.bind_ortvalue_input(name, values[value])
             for name, value in step["outputs"].items():
-                cache = self._buffers.get(value)
+                cache = updates.get(value)
                 if cache is not None:
                     values[value] = values[cache]
                     binding.bind_ortvalue_output(name, values[cache])
@@ -186,7 +187,7 @@ class OrtExecutable:
                 values.setdefault(value, result)
             steps.append((session, binding))
         arrays = {role: values[ports.outputs[role].value].numpy() for role in outputs}
-        return _Plan(steps, given, arrays)
+        return _Plan(steps, buffers, arrays)
 
     def _held(self, slots: slice) -> dict[str, Any]:
         """What is carried, of some slots, by its names in a program: together, and apart.

@@ -173,11 +173,11 @@ def compare_golden(
         taps = out[Role.HIDDEN_TAP]
         name = f"target hidden states{suffix}"
         checks.append(_compare(name, taps[0], golden["hidden_tap"], limits))
-        following = np.concatenate([golden["token_ids"][1:], golden["anchor"]])
+        following = [*golden["token_ids"][1:].tolist(), *golden["anchor"].tolist()]
         draft = engine.entry("draft").run(
             {
                 Role.FEATURES: taps,
-                proposer.role: proposer.tokens(following.tolist()),
+                proposer.role: proposer.tokens(following),
                 Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
             },
             [Role.PROPOSALS],

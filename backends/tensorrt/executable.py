@@ -59,8 +59,8 @@ class TrtExecutable:
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
         self._carried = (*interface.caches, *interface.states, *interface.logs)
         self._kept = frozenset(p.name for p in self._carried)
-        self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
         self._buffers = buffers(program, interface.updates)
+        self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
         self._updated: dict[str, DeviceArray] = {}
         self._turns = [0] * slots
         self.values = self._allocate(engines, given or {})

@@ -17,6 +17,9 @@ from edgecc.roles import Role
 Layer = tuple[Node, ...]
 """A linear layer, after the op that quantizes its input if no other layer reads that."""
 
+Called = tuple[str, list[Value | None]]
+"""A graph and the values its call gives, in order; None for those that nobody wants."""
+
 
 def cut(module: Module, graph: Graph, layers: Sequence[Layer]) -> list[Piece | None]:
     """The pieces before each layer and the one after the last; None for those without nodes.
@@ -48,22 +51,27 @@ def cut(module: Module, graph: Graph, layers: Sequence[Layer]) -> list[Piece | N
     return pieces
 
 
-def extract_all(module: Module, graph: Graph, pieces: Sequence[Piece | None]) -> None:
-    """Add the graphs of the pieces of a graph to the module; equal ones once."""
-    present = [p for p in pieces if p is not None]
-    buffers = _buffers(graph, present)
-    made: list[Piece] = []
-    for piece in present:
-        for other in made:
-            if _reuse(module, piece, other, buffers):
-                break
-        else:
-            piece.results = list(piece.returned)
-            extract(module, piece, graph, buffers=buffers)
-            made.append(piece)
+def extract_all(module: Module, graph: Graph, pieces: Sequence[Piece]) -> dict[Piece, Called]:
+    """Add the graphs of the pieces of a graph to the module, equal ones once.
+
+    Returns:
+        What is called for each piece.
+    """
+    versions = _versions(graph, pieces)
+    made: dict[Piece, Called] = {}
+    for piece in pieces:
+        found = (
+            _reuse(module, piece, other, versions) for other in made if made[other][0] == other.name
+        )
+        results = next((f for f in found if f is not None), None)
+        if results is None:
+            extract(module, piece, graph, versions=versions)
+            results = piece.name, list(piece.returned)
+        made[piece] = results
+    return made
 
 
-def _buffers(graph: Graph, pieces: Sequence[Piece]) -> dict[Value, str]:
+def _versions(graph: Graph, pieces: Sequence[Piece]) -> dict[Value, str]:
     """Versions of caches that may lie in the buffer of the input, by the name of that.
 
     A version that a later piece reads after another one has overwritten it needs a buffer of its
@@ -83,29 +91,30 @@ def _buffers(graph: Graph, pieces: Sequence[Piece]) -> dict[Value, str]:
     return {value: name for value, name in found.items() if name not in kept}
 
 
-def _reuse(module: Module, piece: Piece, other: Piece, buffers: Mapping[Value, str]) -> bool:
-    """Let a piece use the graph of another one, if it computes a part of what that does."""
+def _reuse(
+    module: Module, piece: Piece, other: Piece, versions: Mapping[Value, str]
+) -> Called | None:
+    """A call of the graph of another piece, if that computes all that this one does."""
     same = len(piece.nodes) == len(other.nodes) and len(piece.taken) == len(other.taken)
     if not same:
-        return False
+        return None
     mapping: dict[Value, Value] = {}
     for ours, theirs in zip(piece.taken, other.taken, strict=True):
-        if ours.type != theirs.type or buffers.get(ours) != buffers.get(theirs):
-            return False
-        if ours is not theirs and None in (ours.producer, theirs.producer) and ours not in buffers:
-            return False
+        if ours.type != theirs.type or versions.get(ours) != versions.get(theirs):
+            return None
+        if ours is not theirs and None in (ours.producer, theirs.producer) and ours not in versions:
+            return None
         mapping[ours] = theirs
     for node, twin in zip(piece.nodes, other.nodes, strict=True):
         if _key(module, node) != _key(module, twin):
-            return False
+            return None
         if [mapping[o] for o in node.operands] != list(twin.operands):
-            return False
+            return None
         mapping.update(zip(node.results, twin.results, strict=True))
     if any(mapping[v] not in other.returned for v in piece.returned):
-        return False
+        return None
     inverse = {mapping[v]: v for v in piece.returned}
-    piece.name, piece.results = other.name, [inverse.get(v) for v in other.returned]
-    return True
+    return other.name, [inverse.get(v) for v in other.returned]
 
 
 def _key(module: Module, node: Node) -> tuple[object, ...]:
