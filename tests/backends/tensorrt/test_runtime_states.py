@@ -19,6 +19,7 @@ from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, rep
 from edgecc.backends.runtime.near_ties import compare_near_tokens
 from edgecc.backends.tensorrt.executable import TrtExecutable
 from edgecc.devices import get_device
+from edgecc.engine_facts import engine_facts, engine_lines
 from edgecc.errors import BackendError, BundleError, RequestError
 from edgecc.memory_plan import plan_memory
 from helpers.checkpoints import write_draft
@@ -340,6 +341,10 @@ def test_states_have_two_places_and_caches_one(make, module):
     held = sum(len(content(bundle, value)) for pair in places.values() for value in pair)
     (planned, *_) = plan_memory(module, get_device(DEVICE), {}).parts
     assert planned.states == held
+    facts = engine_facts({DEVICE: bundle.artifact})
+    assert facts["runs_on"][DEVICE]["state_bytes"] == held
+    told = f"{DEVICE}: states and their logs, twice: {held:,} bytes a sequence"
+    assert told in "\n".join(engine_lines(facts, weights=False))
     caches = (target.values[c.name] for c in target.interface.caches)
     assert planned.caches == sum(len(content(bundle, value)) for value in caches)
 
@@ -444,9 +449,9 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, trt, tmp_path,
             assert network or found == plain
         same_text(generator, prompt, answer(cpu, prompt, 24), plain)
         targets = [e.engine.entry("target") for e in (generator, cpu)]
-        ids, anchor = np.array(prompt), np.array(plain[:1])
+        golden = {"token_ids": np.array(prompt[:16]), "anchor": np.array(plain[:1])}
         for logits in (next_logits, replayed_logits):
             for target in targets:
-                target.run(prompt_inputs(target, ids[:16]), [])
-            gpu_row, cpu_row = (logits(target, ids[:16], anchor).copy() for target in targets)
+                target.run(prompt_inputs(target, golden), [])
+            gpu_row, cpu_row = (logits(target, golden).copy() for target in targets)
             assert relative(gpu_row, cpu_row) <= NARROW.values
