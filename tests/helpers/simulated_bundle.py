@@ -40,6 +40,7 @@ def lowered(
     max_model_len: int = 64,
     chunk: int = 16,
     max_batch_size: int = 1,
+    components: str = "text",
 ) -> Module:
     """A target, alone or with its draft, after the passes of the device.
 
@@ -51,6 +52,7 @@ def lowered(
         prefill_chunk=chunk,
         max_batch_size=max_batch_size,
         pads_rounds=True,
+        components=components,
     )
     module = lift(target, draft, options)
     PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))
