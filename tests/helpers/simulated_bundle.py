@@ -41,6 +41,7 @@ def lowered(
     chunk: int = 16,
     max_batch_size: int = 1,
     method: str = "auto",
+    components: str = "text",
 ) -> Module:
     """A target, alone or with its draft, after the passes of the device.
 
@@ -53,6 +54,7 @@ def lowered(
         max_batch_size=max_batch_size,
         spec_method=method,
         pads_rounds=True,
+        components=components,
     )
     module = lift(target, draft, options)
     PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))
