@@ -153,6 +153,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         components="all",
         max_model_len=LENGTH,
         prefill_chunk=CHUNK,
+        max_batch_size=2,
     )
     options = {"max_model_len": LENGTH, "prefill_chunk": LENGTH}
     edgecc.compile(target, out=made.alone, components="target,vision", **options)
@@ -282,3 +283,15 @@ def test_text_alone(pair: Generator, bundles: Bundles) -> None:
                     for g in (pair, text)
                 ]
                 assert found[0] == found[1], prompt
+
+
+def test_images_in_a_batch(pair: Generator) -> None:
+    """Chats with and without images beside each other, with the draft and without."""
+    wanted = [
+        {"messages": messages(chat), "max_new_tokens": 12, "ignore_eos": True, "speculation": draft}
+        for draft in (True, False)
+        for chat in CHATS
+    ]
+    singles = [pair.generate(**arguments) for arguments in wanted]
+    found = pair.generate_batch([pair.request(**arguments) for arguments in wanted])
+    assert [f.token_ids for f in found] == [s.token_ids for s in singles]
