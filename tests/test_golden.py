@@ -35,6 +35,8 @@ from helpers.eagle3 import DRAFT_IDS, Eagle3Draft, write_eagle3
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.hybrid_reference import HybridTarget
 from helpers.reference import Draft, Target
+from helpers.vision import IMAGE, write_vision_target
+from helpers.vision_reference import MultimodalTarget, Tower
 from helpers.weights import dense
 
 
@@ -232,3 +234,78 @@ class TestLowered:
         other = dense(np.roll(ids, 1), DType.I64)
         module.weights.rebind(module.weights.resolve(symbol), other)
         assert {"proposals", "draft_logits"} <= self.failed(module, golden)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = HybridSizes(layer_types=(LINEAR, FULL))
+    return write_vision_target(tmp_path_factory.mktemp("golden") / "v", text=text)
+
+
+def with_tower(path: Path, **sizes: int) -> Module:
+    options = LiftOptions(components="all", **{"max_model_len": 32, **sizes})
+    module = lift(path, None, options)
+    BindSharedWeights().run(module, PassContext())
+    return module
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks"),
+    [(9, (2, 2)), (6, (2, 2)), (5, (1, 2)), (4, (1, 2)), (3, (1, 1)), (2, (1, 1)), (1, (1, 1))],
+)
+def test_rows_of_an_image(seeing: Path, rows: int, blocks: tuple[int, int]) -> None:
+    """Features and logits by another implementation, after a picture that fits into the rows."""
+    golden = load(make_golden(with_tower(seeing), rows))
+    text = 2 if rows > 2 else 0
+    size, side = golden["tower.pixel_values"].shape, blocks[0] * blocks[1]
+    assert size == (1, 4 * side, 3 * 2 * 4 * 4)
+    ids = golden["token_ids"]
+    assert (ids == IMAGE).sum() == side == len(ids) - text
+    reference = Tower(seeing)
+    pixels = picture_of(golden["tower.pixel_values"][0], blocks)
+    features = reference.features(pixels)
+    assert relative(golden["image_features"], features) < 1e-5
+    places = np.flatnonzero(ids == IMAGE).tolist()
+    run = MultimodalTarget(seeing).run_at
+    given = dict(zip(places, features, strict=True))
+    found = run(ids.tolist(), golden["positions"], given)
+    assert relative(golden["logits"][0], found.logits[-1]) < 1e-4
+    after = golden["positions"].max() + 1
+    positions = np.concatenate([golden["positions"], np.full((3, 1), after)], axis=1)
+    found = run([*ids.tolist(), *golden["anchor"].tolist()], positions, given)
+    assert relative(golden["next_logits"][0], found.logits[-1]) < 1e-4
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def picture_of(patches: np.ndarray, blocks: tuple[int, int]) -> np.ndarray:
+    """The image `[height, width, 3]` that patches of 4 x 4 pixels were cut from."""
+    rows, columns = blocks
+    split = patches.reshape(rows, columns, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
+    return split.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 8, columns * 8, 3).astype(float)
+
+
+@pytest.mark.parametrize(("chunk", "rows"), [(128, 6), (5, 4), (2, 1), (1, 1)])
+def test_golden_images_fit_into_a_call(seeing: Path, chunk: int, rows: int) -> None:
+    """What was made once is made again from as many rows: for the arithmetic of a device."""
+    module = with_tower(seeing, prefill_chunk=chunk)
+    golden = golden_rows(module, [])
+    assert len(load(golden)["token_ids"]) == rows
+    assert make_golden(with_tower(seeing), rows) == golden
+
+
+def test_a_wrong_tower_is_found(seeing: Path) -> None:
+    """Lowered graphs are compared with the reference: features first."""
+    golden = golden_rows(with_tower(seeing), [])
+    wrong = load(golden)
+    wrong["image_features"] = wrong["image_features"][::-1].copy()
+    module = with_tower(seeing)
+    device = get_device("sm120")
+    PassManager(default_pipeline(device)).run(module, PassContext(device))
+    checks, _ = check_lowered(module, golden)
+    assert checks[0].name == "lowered image_features"
+    with pytest.raises(MismatchError, match="lowered image_features: FAILED"):
+        check_lowered(module, save(wrong))

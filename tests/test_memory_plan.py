@@ -18,6 +18,7 @@ from edgecc.ir import Builder, DType, Module, Role, SymbolRange, sym
 from edgecc.ir.core import Graph
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.ops.control import CallAttributes
+from edgecc.ir.ops.vision import MultiHeadAttentionAttributes
 from edgecc.memory_plan import MemoryPlan, PartMemory, peak_bytes, plan_memory
 from edgecc.memory_weights import WeightBytes, engine_weights, model_weights
 from edgecc.passes.base import PassContext
@@ -98,6 +99,31 @@ def test_sixteen_bits_and_fused_scores_on_a_gpu() -> None:
     on_cpu, on_gpu = (plan_memory(module, d, {}).parts[0] for d in (CPU, GPU))
     assert on_gpu.caches == 2 * 1 * 2 * 32 * 8 * 2
     assert on_cpu.prefill - on_gpu.prefill == 4 * 16 * 32 * 4
+
+
+def tower(module: Module) -> Graph:
+    """A tower of one attention: 2 heads over the 4 patches of each of m tokens, 8 wide."""
+    module.symbols["m"] = SymbolRange(1, 25)
+    b = Builder(module, "vision")
+    x = b.input("pixels", DType.F32, (1, sym("m") * 4, 8), Role.PIXEL_VALUES)
+    y = b.op("multi_head_attention", x, x, x, attrs=MultiHeadAttentionAttributes(2, 1.0))
+    b.output(y, "features", Role.IMAGE_FEATURES)
+    return module.graphs["vision"]
+
+
+def test_a_tower_reads_the_largest_image_while_a_prompt_is_read() -> None:
+    """One image a call, whatever the batch is; only portable ONNX keeps scores of all patches."""
+    module = empty()
+    module.metadata["limits"] = {"max_batch_size": 3, "max_model_len": 31}
+    attention(module)
+    tower(module)
+    patches = 4 * 25
+    held = patches * 8 * 4 + patches * 8 * 4  # pixels and the result
+    for device, scores in ((CPU, 0), (GPU, 0), (get_device("onnx"), 2 * patches**2 * 4)):
+        plan = plan_memory(module, device, {"vision": WeightBytes(resident=10)})
+        (part,) = (p for p in plan.parts if p.name == "vision")
+        assert (part.prefill, part.verify) == (held + scores, 0)
+        assert (part.caches, part.states, part.total) == (0, 0, held + scores + 10)
 
 
 def shared(rows: tuple[str, int]) -> Module:

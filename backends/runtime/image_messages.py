@@ -35,33 +35,37 @@ def images_of(
     """
     return [
         _source(part, f"messages[{i}].content[{j}]", allow_files=allow_files)
-        for i, message in enumerate(messages)
+        for i, message in enumerate(_listed(messages))
         for j, part in _parts(message)
     ]
 
 
-def without_sources(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_sources(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The same chat for a template, which only needs to know where images are, not what."""
-    rendered = []
+    rendered: list[Mapping[str, Any]] = []
     for message in messages:
         places = {j for j, _ in _parts(message)}
-        changed = dict(message)
         if places:
-            changed["content"] = [
-                {"type": "image", "image": ""} if j in places else part
-                for j, part in enumerate(message["content"])
-            ]
-        rendered.append(changed)
+            message = {
+                **message,
+                "content": [
+                    {"type": "image", "image": ""} if j in places else part
+                    for j, part in enumerate(message["content"])
+                ],
+            }
+        rendered.append(message)
     return rendered
 
 
-def _parts(message: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Parts that are images. Templates tell them by their type or by having such a key.
+def _listed(value: object) -> Sequence[Any]:
+    """What is no list has no items: rendering says what is wrong with it."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
 
-    A message that is none has no parts: the template says what is wrong with it.
-    """
+
+def _parts(message: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Parts that are images. Templates tell them by their type or by having such a key."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+    for j, part in enumerate(_listed(content)):
         kinds = ("image", "image_url")
         if isinstance(part, Mapping) and (
             part.get("type") in kinds or any(kind in part for kind in kinds)

@@ -82,6 +82,7 @@ class PromptReader:
             UnsupportedError: Pillow is not installed.
         """
         _check_one(prompt=prompt, token_ids=token_ids, messages=messages)
+        is_text = prompt is not None
         given = _check_images(images, messages)
         if messages is not None:
             given = images_of(messages)
@@ -89,9 +90,9 @@ class PromptReader:
             prompt = self._chat.render(without_sources(messages) if given else messages)
         if prompt is not None:
             token_ids = self.tokenizer.encode(check_prompt(prompt))
-        ids = self._with_placeholders(
-            token_ids if token_ids is not None else (), given, is_text=messages is None and prompt
-        )
+        ids = token_ids if token_ids is not None else ()
+        if is_text and given:
+            ids = self._with_placeholders(ids, given)
         return self._with_images(check_token_ids(ids, self._model), given)
 
     def _image_config(self, given: Images) -> ImageConfig | None:
@@ -110,11 +111,11 @@ class PromptReader:
         return config
 
     def _with_placeholders(
-        self, token_ids: Sequence[int] | IntArray, given: Images, *, is_text: object
+        self, token_ids: Sequence[int] | IntArray, given: Images
     ) -> Sequence[int] | IntArray:
         """Text without placeholders gets them in front."""
         config = self._image_config(given)
-        if config is None or not given or not is_text or config.image_token_id in token_ids:
+        if config is None or config.image_token_id in token_ids:
             return token_ids
         return in_front(token_ids, len(given), config)
 

@@ -1,6 +1,7 @@
 """Decodes several sequences at a time: who runs when, and in which slot.
 
-A step makes a round of each sequence that has read its prompt, and reads one chunk of one prompt.
+A step makes a round of each sequence that has read its prompt, and reads one chunk (or image) of
+one prompt.
 Rounds go in step: all drafts propose, then all proposals are verified, and calls that wait at the
 same time are made as one. So no sequence waits for another longer than for a chunk and a round,
 and what a sequence computes does not depend on the others: it is the same coroutine as alone, with
@@ -83,7 +84,8 @@ class Scheduler:
         self, entries: Mapping[Entry, Executable], make_session: Callable[[], Session]
     ) -> None:
         self._entries = entries
-        self._sessions = [make_session() for _ in range(min(e.slots for e in entries.values()))]
+        held = [e.slots for name, e in entries.items() if name is not Entry.VISION]
+        self._sessions = [make_session() for _ in range(min(held))]
         self._seats: dict[int, _Seat] = {}
         self._next = 0
         self._outcomes: list[Outcome] = []
@@ -124,7 +126,7 @@ class Scheduler:
             seat.steps.close()
 
     def step(self) -> list[Outcome]:
-        """One round of each sequence that has read its prompt, and one chunk of one prompt.
+        """One round of each sequence that has read its prompt, and one chunk or image of a prompt.
 
         Returns:
             Rounds that are complete, and ends. A sequence whose numbers are bad fails alone, one
@@ -175,12 +177,27 @@ class Scheduler:
         self._outcomes.append(outcome)
 
     def _read(self, seat: _Seat) -> None:
-        """One chunk of a prompt; what the draft has to know of the one before goes first."""
+        """One image or chunk of a prompt, after what the draft has to know of the chunk before."""
         while seat.call is not None:
             entry = seat.call.entry
-            self._make(entry, [seat])
-            if entry is Entry.TARGET:
+            if entry is Entry.VISION:
+                self._look(seat, seat.call)
+            else:
+                self._make(entry, [seat])
+            if entry is not Entry.DRAFT:
                 return
+
+    def _look(self, seat: _Seat, call: Call) -> None:
+        """Let the tower see an image: it keeps nothing, so there is no slot to it."""
+        begin = perf_counter()
+        try:
+            results = self._entries[Entry.VISION].run(call.inputs, call.outputs)
+        except EdgeccError as error:
+            self._end(seat, Outcome(seat.ticket, error=error))
+            return
+        if seat.steps is not None:
+            reply = Reply(results, perf_counter() - begin)
+            self._resume(seat, partial(seat.steps.send, reply))
 
     def _make(self, entry: Entry, seats: Sequence[_Seat]) -> None:
         """Make the calls that sequences wait for, as few as possible."""

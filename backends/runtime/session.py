@@ -191,7 +191,7 @@ class Session:
         self._prompt = images.prompt if images is not None else ImagePrompt.of_text(ids)
         found = [self._no_images]
         for picture in images.pictures if images is not None else ():
-            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,))
+            reply = yield Call(Entry.VISION, picture.inputs, (Role.IMAGE_FEATURES,), alone=True)
             self.target_seconds += reply.seconds
             found.append(reply.results[Role.IMAGE_FEATURES][0].copy())
         self._images = np.concatenate(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,12 @@ from edgecc.backends.runtime.golden import (
     lowered_golden_file,
     read_golden,
 )
+from edgecc.backends.runtime.image_grid import Grid
+from edgecc.backends.runtime.images import PreparedImage, prepare_pixels
 from edgecc.backends.runtime.loader import choose_device, load_bundle
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.near_ties import compare_near_tokens
+from edgecc.backends.runtime.proposer import proposer_of
 
 __all__ = ["GOLDEN_FILE", "Check", "Verification", "compare_golden", "read_golden", "verify_bundle"]
 
@@ -42,7 +46,8 @@ def verify_bundle(
     """Everything that can be proved about a bundle without its checkpoints.
 
     File hashes, golden rows of the reference (when the bundle has them), and on random prompts that
-    speculative output equals plain output for the smallest and the largest number of proposals. A
+    speculative output equals plain output for the smallest and the largest number of proposals; one
+    of the prompts has an image if the bundle reads images. A
     device that computes in 16 bits may be off by what rounding explains; rows that the compiler
     rounded at the same places are compared more tightly. Where layers read quantized activations,
     only averages mean something. Where 16-bit layers read states, texts may part at a near tie.
@@ -70,7 +75,10 @@ def verify_bundle(
         for index, ids in enumerate(_prompts(model, prompts, max_new_tokens)):
             if progress is not None:
                 progress("verify", index, prompts)
-            checks += _compare_decoding(loaded, ids, max_new_tokens, tie)
+            checks += _compare_decoding(loaded, ids, max_new_tokens, tie=tie)
+        if model.images is not None and prompts:
+            ids, count, picture = _image_prompt(model, max_new_tokens)
+            checks += _compare_decoding(loaded, ids, count, picture)
     return Verification(tuple(checks))
 
 
@@ -92,7 +100,12 @@ def _compare_rows(bundle: Bundle, device: str, generator: Generator) -> list[Che
         if file in bundle.manifest["files"]:
             golden = read_golden(bundle.file(file))
             found = compare_golden(
-                generator.engine, golden, limits, suffix=suffix, num_tokens=0 if suffix else count
+                generator.engine,
+                golden,
+                limits,
+                suffix=suffix,
+                num_tokens=0 if suffix else count,
+                proposer=proposer_of(artifact),
             )
             checks += found.checks
     return checks
@@ -120,23 +133,31 @@ def _tie(artifact: Mapping[str, Any]) -> float:
 
 
 def _compare_decoding(
-    generator: Generator, ids: IntArray, max_new_tokens: int, tie: float
+    generator: Generator,
+    ids: IntArray,
+    max_new_tokens: int,
+    picture: PreparedImage | None = None,
+    tie: float = 0.0,
 ) -> list[Check]:
     draft = generator.model.draft
     if draft is None:
         return []
-    plain = generator.generate(
-        token_ids=ids, max_new_tokens=max_new_tokens, speculation=False
-    ).token_ids
+    generate = partial(
+        generator.generate,
+        token_ids=ids,
+        images=None if picture is None else [picture],
+        max_new_tokens=max_new_tokens,
+    )
+    plain = generate(speculation=False)
+    prompt = f"prompt of {_count(plain.prompt_tokens, 'token')}"
+    prompt += "" if picture is None else " with an image"
     return [
         compare_near_tokens(
-            f"speculation with {_count(n, 'proposal')}, prompt of {_count(len(ids), 'token')}",
+            f"speculation with {_count(n, 'proposal')}, {prompt}",
             generator,
             ids.tolist(),
-            generator.generate(
-                token_ids=ids, max_new_tokens=max_new_tokens, num_speculative_tokens=n
-            ).token_ids,
-            plain,
+            generate(num_speculative_tokens=n).token_ids,
+            plain.token_ids,
             tie,
         )
         for n in sorted({1, draft.num_speculative_tokens})
@@ -144,9 +165,40 @@ def _compare_decoding(
 
 
 def _prompts(model: ModelInfo, count: int, max_new_tokens: int) -> list[IntArray]:
-    """Random prompts, the same on every machine."""
+    """Random prompts of text, the same on every machine."""
     random = np.random.default_rng(0)
+    lengths = np.linspace(1, _longest(model, max_new_tokens), max(count, 1)).astype(int)[:count]
+    found = [random.integers(0, model.num_tokens, n, dtype=np.int64) for n in lengths]
+    return [_without_placeholders(ids, model) for ids in found]
+
+
+def _longest(model: ModelInfo, max_new_tokens: int) -> int:
+    """Two chunks and a token, if there is room."""
     longest = min(2 * model.prefill_chunk + 1, model.max_input_len)
-    longest = max(1, min(longest, model.max_model_len - max_new_tokens))
-    lengths = np.linspace(1, longest, max(count, 1)).astype(int)[:count]
-    return [random.integers(0, model.num_tokens, n, dtype=np.int64) for n in lengths]
+    return max(1, min(longest, model.max_model_len - max_new_tokens))
+
+
+def _without_placeholders(ids: IntArray, model: ModelInfo) -> IntArray:
+    """Random tokens of which none stands for an image."""
+    if model.images is None:
+        return ids
+    token = model.images.image_token_id
+    return np.where(ids == token, (token + 1) % model.num_tokens, ids)
+
+
+def _image_prompt(model: ModelInfo, max_new_tokens: int) -> tuple[IntArray, int, PreparedImage]:
+    """A picture of noise between random tokens; where there is room, chunks cut it."""
+    config = model.images
+    assert config is not None
+    random = np.random.default_rng(1)
+    blocks = 2 if min(config.max_tokens, _longest(model, max_new_tokens) - 2) >= 4 else 1
+    side = blocks * config.merge_size
+    pixels = side * config.patch_size
+    noise = random.integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)
+    picture = prepare_pixels(noise, Grid(side, side, config.merge_size), config)
+    room = max(0, _longest(model, max_new_tokens) - picture.tokens)
+    before = min(room, max(0, model.prefill_chunk - picture.tokens // 2))
+    text = random.integers(0, model.num_tokens, min(room, before + 1), dtype=np.int64)
+    text = _without_placeholders(text, model)
+    ids = np.insert(text, min(before, len(text)), config.image_token_id)
+    return ids, max_new_tokens, picture

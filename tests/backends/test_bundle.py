@@ -330,6 +330,36 @@ def test_contradictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "key", "value", "message"),
+    [
+        ("vision", "feature_size", 65, "vision.feature_size: not the target.hidden_size"),
+        ("vision", "min_pixels", 1 << 40, "vision.min_pixels: larger than vision.max_pixels"),
+        ("vision", "image_token_id", 512, "vision.image_token_id: not below target.vocab_size"),
+        ("vision", "vision_end_token_id", 512, "vision.vision_end_token_id: not below"),
+        ("target", "hidden_size", 32, "vision.feature_size: not the target.hidden_size"),
+    ],
+)
+def test_contradictions_about_images(
+    tmp_path: Path, where: str, key: str, value: int, message: str
+) -> None:
+    manifest = copy.deepcopy(EXAMPLE)
+    manifest[where][key] = value
+    assert message in str(refused(write(tmp_path, manifest)))
+
+
+def test_a_tower_and_a_target_that_reads_images_come_together(tmp_path: Path) -> None:
+    manifest = copy.deepcopy(EXAMPLE)
+    del manifest["vision"]
+    text = str(refused(write(tmp_path, manifest)))
+    assert "vision: missing, but `entries` has a vision tower" in text
+    manifest = copy.deepcopy(EXAMPLE)
+    ports = manifest["entries"]["target"]["inputs"]
+    ports[:] = [p for p in ports if p["role"] != "image_features"]
+    text = str(refused(write(tmp_path, manifest)))
+    assert "entries.target: no input image_features" in text
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "",

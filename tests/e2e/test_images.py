@@ -6,7 +6,7 @@ the chat, expands placeholders and prepares pixels. The weights are random.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 
 import edgecc
 from edgecc.backends.base import Role
-from edgecc.backends.runtime import Generator
+from edgecc.backends.runtime import Generator, Session, SpeculativeDecoder
+from edgecc.backends.runtime.golden import GOLDEN_FILE, compare_golden, read_golden
 from edgecc.backends.runtime.image_prompt import ImagePrompt
 from edgecc.backends.runtime.prompt import Prompt, PromptReader
 from helpers.byte_tokenizer import NUM_TOKENS, VISION_CHAT_TEMPLATE, VISION_SPECIAL, write_tokenizer
@@ -35,6 +36,7 @@ PLACEHOLDER = VISION_SPECIAL[-1]
 TOKENS = NUM_TOKENS + len(VISION_SPECIAL)
 HIDDEN = HybridSizes().hidden
 LENGTH = 320
+ANSWER = 20
 CHUNK = 16
 """Rows of a target call: smaller than an image, and no multiple of anything in a prompt."""
 
@@ -78,28 +80,20 @@ class Reference:
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **found}
 
-    def logits(self, chat: str) -> Array:
-        """Of all rows of the prompt, and the embeddings that go in."""
+    def forward(self, chat: str) -> tuple[Array, Array]:
+        """What goes into the first layer, and logits, of all rows of the prompt."""
         with torch.no_grad():
             out = self.model(**self.inputs(chat), output_hidden_states=True)
-        logits: Array = out.logits[0].numpy()
-        return logits
+        return out.hidden_states[0][0].numpy(), out.logits[0].numpy()
 
-    def embeddings(self, chat: str) -> Array:
-        """What goes into the first layer."""
-        with torch.no_grad():
-            out = self.model(**self.inputs(chat), output_hidden_states=True)
-        found: Array = out.hidden_states[0][0].numpy()
-        return found
-
-    def greedy(self, chat: str, count: int) -> list[int]:
+    def greedy(self, chat: str) -> list[int]:
         """Tokens of `generate`, padding rows left out."""
         inputs = self.inputs(chat)
         with torch.no_grad():
             out = self.model.generate(
                 **inputs,
                 do_sample=False,
-                max_new_tokens=count,
+                max_new_tokens=ANSWER,
                 suppress_tokens=list(range(TOKENS, VOCAB)),
             )
         tokens: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
@@ -136,6 +130,11 @@ def messages(chat: str) -> list[dict[str, Any]]:
     ]
 
 
+def some(*quick: str) -> list[Any]:
+    """All chats, those that are not named only in slow runs."""
+    return [pytest.param(c, marks=[] if c in quick else [pytest.mark.slow]) for c in CHATS]
+
+
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     folder = tmp_path_factory.mktemp("images")
@@ -153,7 +152,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         components="all",
         max_model_len=LENGTH,
         prefill_chunk=CHUNK,
-        max_batch_size=2,
+        max_batch_size=3,
     )
     options = {"max_model_len": LENGTH, "prefill_chunk": LENGTH}
     edgecc.compile(target, out=made.alone, components="target,vision", **options)
@@ -200,7 +199,7 @@ def read(generator: Generator, chat: str) -> Prompt:
 
 def answer(generator: Generator, chat: str, **options: Any) -> list[int]:
     return generator.generate(
-        messages=messages(chat), max_new_tokens=24, ignore_eos=True, **options
+        messages=messages(chat), max_new_tokens=ANSWER, ignore_eos=True, **options
     ).token_ids
 
 
@@ -225,15 +224,16 @@ def test_prompts(pair: Generator, reference: Reference, chat: str) -> None:
 def test_logits_and_embeddings(pair: Generator, reference: Reference, chat: str) -> None:
     """Of every row, in calls that cut images anywhere; features of the tower among the rows."""
     prompt = read(pair, chat)
-    rows = {Role.LOGITS: [], Role.HIDDEN_TAP: []}
+    rows: dict[Role, list[Array]] = {Role.LOGITS: [], Role.HIDDEN_TAP: []}
     target = pair.engine.entry("target")
     for call in calls(pair, prompt):
         out = target.run(call, list(rows))
         for role, found in rows.items():
             found.append(out[role][0].copy())
     logits, taps = (np.concatenate(found) for found in rows.values())
-    assert relative(taps[:, :HIDDEN], reference.embeddings(chat)) < TOLERANCE
-    assert relative(logits, reference.logits(chat)) < TOLERANCE
+    embeddings, expected = reference.forward(chat)
+    assert relative(taps[:, :HIDDEN], embeddings) < TOLERANCE
+    assert relative(logits, expected) < TOLERANCE
 
 
 def calls(generator: Generator, prompt: Prompt) -> Iterator[dict[Role, Array]]:
@@ -256,21 +256,71 @@ def calls(generator: Generator, prompt: Prompt) -> Iterator[dict[Role, Array]]:
         }
 
 
-@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("chat", some("wide", "three", "none"))
 def test_greedy_text(pair: Generator, alone: Generator, reference: Reference, chat: str) -> None:
     """Tokens of transformers: prompts in one call or in many, with and without the draft."""
-    expected = reference.greedy(chat, 24)
+    expected = reference.greedy(chat)
     assert answer(alone, chat) == expected
     assert answer(pair, chat, speculation=False) == expected
     assert answer(pair, chat) == expected
 
 
-@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("chat", some("narrow", "three"))
 @pytest.mark.parametrize("proposals", range(1, 8))
 def test_speculation(pair: Generator, chat: str, proposals: int) -> None:
     """The text is the same for any number of proposals."""
     plain = answer(pair, chat, speculation=False)
     assert answer(pair, chat, num_speculative_tokens=proposals) == plain
+
+
+@dataclass
+class Oracle:
+    """A draft that knows the text, and errs in one slot of each block: 7 never does."""
+
+    text: list[int]
+    errs: int
+    capacity: int = 2 * LENGTH
+    log_rows: int = 0
+
+    def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
+        if not outputs:
+            return {}
+        first = int(inputs[Role.CACHE_LENGTH][0]) + inputs[Role.FEATURES].shape[1] + 1
+        block = [*self.text[first : first + 7], *[0] * 7][:7]
+        if self.errs < 7:
+            block[self.errs] = (block[self.errs] + 1) % TOKENS
+        return {Role.PROPOSALS: np.array([block])}
+
+
+@pytest.mark.parametrize("errs", range(8))
+def test_any_acceptance(pair: Generator, errs: int) -> None:
+    """Blocks of which a given number is accepted: rows of images are in caches and states."""
+    prompt, plain = read(pair, "three"), answer(pair, "three", speculation=False)
+    draft = Oracle([*prompt.token_ids.tolist(), *plain], errs)
+    assert pair.model.draft is not None
+    session = Session(
+        pair.engine.entry("target"),
+        draft,
+        prefill_chunk=CHUNK,
+        vision=pair.engine.entry("vision"),
+        feature_size=HIDDEN,
+    )
+    decoder = SpeculativeDecoder(session, pair.model, pair.model.draft, 7)
+    rounds = list(decoder.rounds(prompt.token_ids, len(plain), images=prompt.images))
+    assert [token for step in rounds for token in step.tokens] == plain
+    assert {step.accepted for step in rounds[1:-1]} == {min(errs, 7)}
+
+
+def test_several_requests_at_a_time(pair: Generator) -> None:
+    """Images of one request are nothing to another, and each answer is the one it gets alone."""
+    asked = ["three", "none", "wide", "tiny", "three"]
+    options = {"max_new_tokens": ANSWER, "ignore_eos": True}
+    requests = [
+        pair.request(messages=messages(chat), num_speculative_tokens=1 + place, **options)
+        for place, chat in enumerate(asked)
+    ]
+    found = pair.generate_batch(requests)
+    assert [each.token_ids for each in found] == [answer(pair, chat) for chat in asked]
 
 
 def test_text_alone(pair: Generator, bundles: Bundles) -> None:
@@ -279,19 +329,45 @@ def test_text_alone(pair: Generator, bundles: Bundles) -> None:
         for prompt in ("a", "def f(x):", "x" * 3 * CHUNK, "some text " * 9):
             for options in ({"speculation": False}, {}):
                 found = [
-                    g.generate(prompt, max_new_tokens=24, ignore_eos=True, **options).token_ids
+                    g.generate(prompt, max_new_tokens=ANSWER, ignore_eos=True, **options).token_ids
                     for g in (pair, text)
                 ]
                 assert found[0] == found[1], prompt
 
 
-def test_images_in_a_batch(pair: Generator) -> None:
-    """Chats with and without images beside each other, with the draft and without."""
-    wanted = [
-        {"messages": messages(chat), "max_new_tokens": 12, "ignore_eos": True, "speculation": draft}
-        for draft in (True, False)
-        for chat in CHATS
-    ]
-    singles = [pair.generate(**arguments) for arguments in wanted]
-    found = pair.generate_batch([pair.request(**arguments) for arguments in wanted])
-    assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+@pytest.mark.slow
+def test_a_draft_that_reads_tokens(tmp_path: Path) -> None:
+    """The target's own block sees placeholders where the images are; the text stays."""
+    text = HybridSizes(layer_types=(LINEAR, FULL))
+    target = write_vision_target(tmp_path / "t", text=text, mtp=1)
+    write_tokenizer(target, images=True)
+    edgecc.compile(
+        target,
+        out=tmp_path / "b",
+        components="target,draft,vision",
+        spec_method="mtp",
+        num_speculative_tokens=3,
+        max_model_len=LENGTH,
+        prefill_chunk=CHUNK,
+    )
+    with edgecc.load(tmp_path / "b") as generator:
+        for chat in CHATS:
+            plain = answer(generator, chat, speculation=False)
+            for proposals in (1, 3):
+                assert answer(generator, chat, num_speculative_tokens=proposals) == plain
+
+
+def test_golden_rows_tell_a_wrong_tower(pair: Generator, bundles: Bundles) -> None:
+    """A tower that computes something else, and a target that reads something else."""
+    golden = read_golden(bundles.pair / GOLDEN_FILE)
+    assert compare_golden(pair.engine, golden).passed
+
+    def failed(name: str, change: Callable[[Array], Array]) -> set[str]:
+        wrong = {**golden, name: change(golden[name])}
+        return {c.name for c in compare_golden(pair.engine, wrong).checks if not c.passed}
+
+    # The target is given the features of the reference.
+    assert "image features" in failed("image_features", lambda x: x[::-1].copy())
+    assert "image features" in failed("tower.positions", lambda x: x[::-1].copy())
+    assert failed("positions", lambda x: np.arange(x.shape[1]) + 0 * x) >= {"target logits"}
+    assert failed("image_rows", lambda x: np.full_like(x, -1)) >= {"target logits"}

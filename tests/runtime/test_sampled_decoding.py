@@ -165,10 +165,12 @@ def test_proposals_are_accepted_as_often_as_the_target_chooses_them():
         SamplingParams(logprobs=2),
     ],
 )
-def test_rounds_on_the_device_are_for_greedy_choice(params):
+@pytest.mark.parametrize("log_rows", [0, 8])
+def test_rounds_on_the_device_are_for_greedy_choice(params, log_rows):
     """A device that chooses is asked for logits instead, and the draft goes on in step."""
     prompt = [*range(7), 2, 3]
-    device, rounds = on_device(sampling_pair(plan=[3, 7, 0], capacity=71, max_model_len=64))
+    pair = sampling_pair(plan=[3, 7, 0], capacity=71, max_model_len=64, log_rows=log_rows)
+    device, rounds = on_device(pair)
     found = decode(device, prompt, 20, params, 5)
     assert rounds.ran == []
     assert text(found) == by_definition(prompt, 20, params, set())

@@ -1,4 +1,4 @@
-"""Targets with windows and biases as networks and as engines, against the same graphs in float64."""
+"""Targets with windows and biases as networks and engines, against float64 graphs."""
 
 from __future__ import annotations
 
