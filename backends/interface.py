@@ -208,6 +208,20 @@ def needed_steps(
     return kept[::-1]
 
 
+def buffers(program: Sequence[Mapping[str, Any]], updates: Mapping[str, str]) -> dict[str, str]:
+    """Values that lie in the buffer of a cache or state, and of which.
+
+    Args:
+        program: Steps of an entry.
+        updates: Those that the entry ends with, see `Interface`.
+    """
+    found = dict(updates)
+    for step in program:
+        for value, before in step.get("updates", {}).items():
+            found[value] = found.get(before, before)
+    return found
+
+
 def _check_array(port: Port, array: Array, sizes: dict[int | str, int]) -> None:
     if array.dtype != port.dtype:
         raise RequestError("run/dtype", f"{port.role} must be {port.dtype}, got {array.dtype}")

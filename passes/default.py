@@ -78,7 +78,6 @@ def default_pipeline(
         # Fusion: exact.
         FuseQkv(),
         FuseGateUp(),
-        *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
         # Rollback: what cannot be cut back is replayed from a log; states-replayed holds.
         *([AddStateReplay()] if device.replays_states else []),
@@ -93,6 +92,8 @@ def default_pipeline(
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),
         OutlineShared(),
+        # Caches: once more exact, and after the cuts, so that each part updates its own in place.
+        *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),
         *([SplitLayers()] if device.library else []),
         Legalize(LegalizeOptions(device.name)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edgecc.ir.analysis import ancestors, descendants, live_nodes
+from collections.abc import Sequence
+
+from edgecc.ir.analysis import live_nodes
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Graph, Location, Module, Node, Output, Value
 from edgecc.ir.ops import Attributes
@@ -10,11 +12,9 @@ from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.types import DType, SymbolRange, sym
 from edgecc.passes.base import NoOptions, Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
-from edgecc.passes.outlining import Piece, extract, piece_of, unique
+from edgecc.passes.cutting import Layer, cut, extract_all
+from edgecc.passes.outlining import Piece, unique
 from edgecc.roles import Role
-
-Layer = tuple[Node, ...]
-"""A linear layer, after the op that quantizes its input if no other layer reads that."""
 
 Key = tuple[tuple[tuple[str, ...], ...], tuple[Attributes, ...], int, DType]
 """Resolved weights and attributes of a layer's ops, rank and element type of its input."""
@@ -26,8 +26,10 @@ class OutlineShared(Pass[NoOptions]):
     What it does
         For a weight that linear layers of two or more graphs read, the layer becomes graph
         `lm_head`, together with the `fake_quantize` of its input. Each user graph is cut into what
-        comes before (`NAME.body`), the call of the shared graph, and the rest (`NAME.tail`); parts
-        without nodes are left out. The user graph itself keeps its interface and only calls.
+        comes before (`NAME.body`), the call of the shared graph, and the rest (`NAME.tail`); where
+        it uses the layer again, into what lies between (`NAME.step1` ...). Parts without nodes are
+        left out, parts that compute the same are one graph. Caches stay in their buffers from part
+        to part. The user graph itself keeps its interface and only calls.
 
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head
@@ -60,8 +62,8 @@ class OutlineShared(Pass[NoOptions]):
         Exact.
 
     Limits
-        One shared layer per graph, the one with the largest weight, where it is used first. Cuts
-        through values whose sizes do not tell those of their symbols are not made.
+        One shared layer per graph, the one with the largest weight. Cuts through values whose
+        sizes do not tell those of their symbols are not made.
     """
 
     name = "outline-shared"
@@ -74,33 +76,29 @@ class OutlineShared(Pass[NoOptions]):
         for key in sorted(users, key=lambda k: -module.weights[k[0][-1][0]].nbytes):
             weight = key[0][-1][0]
             where = f"@{weight}"
-            sites: dict[str, tuple[Graph, Layer]] = {}
+            sites: dict[str, tuple[Graph, list[Layer]]] = {}
             for graph, layer in users[key]:
-                sites.setdefault(graph.name, (graph, layer))
+                sites.setdefault(graph.name, (graph, []))[1].append(layer)
             if len(sites) < 2:
                 continue
             if any(list(graph.callees()) for graph, _ in sites.values()):
                 self.remark(ctx, where, "a graph is cut at another layer", applied=False)
                 continue
-            cuts = [
-                (graph, layer, self._plan(module, graph, layer)) for graph, layer in sites.values()
-            ]
+            cuts = [(graph, layers, cut(module, graph, layers)) for graph, layers in sites.values()]
             loose = {s for *_, pieces in cuts for p in pieces if p for s in p.loose_symbols()}
             if loose:
                 reason = f"no input of a part would fix {', '.join(sorted(loose))}"
                 self.remark(ctx, where, reason, applied=False)
                 continue
             callee = self._shared_graph(module, users[key][0][1], key[0])
-            for graph, layer, (body, tail) in cuts:
-                self._cut(module, graph, layer, callee, body, tail)
+            for graph, layers, pieces in cuts:
+                self._call(module, graph, layers, callee, pieces)
             self.remark(
                 ctx,
                 where,
                 f"graph @{callee} for {', '.join(f'@{s}' for s in sorted(sites))}",
                 applied=True,
             )
-            if len(users[key]) > len(sites):
-                self.remark(ctx, where, "a graph uses it more than once", applied=False)
             module.decisions.append(
                 f"{weight} runs as its own graph {callee}, called by {', '.join(sorted(sites))}"
             )
@@ -145,66 +143,43 @@ class OutlineShared(Pass[NoOptions]):
         builder.output(value, "logits", Role.ACTIVATION)
         return name
 
-    def _plan(
-        self, module: Module, graph: Graph, layer: Layer
-    ) -> tuple[Piece | None, Piece | None]:
-        """What runs before the layer and what runs after it."""
-        after = descendants(graph, [layer[-1]])
-        early = [o.value for o in graph.outputs if o.value.producer not in after]
-        needed = ancestors(graph, [*layer[0].operands, *early])
-        live = live_nodes(graph)
-        before = [n for n in graph.nodes if n in needed]
-        # What only the tail reads moves there, so that no weight ends up in both engines.
-        rest = [n for n in graph.nodes if n in live and n not in needed and n not in layer]
-        wanted = [o.value for o in graph.outputs]
-        read = [*wanted, *layer[0].operands, *(o for n in rest for o in n.operands)]
-        taken = set(module.graphs)
-        body, tail = (unique(f"{graph.name}.{part}", taken) for part in ("body", "tail"))
-        return (
-            piece_of(body, before, read) if before else None,
-            piece_of(tail, rest, wanted) if rest else None,
-        )
-
-    def _cut(
+    def _call(
         self,
         module: Module,
         graph: Graph,
-        layer: Layer,
+        layers: Sequence[Layer],
         callee: str,
-        body: Piece | None,
-        tail: Piece | None,
+        pieces: Sequence[Piece | None],
     ) -> None:
-        """Replace the nodes of a graph by calls."""
-        for piece in (body, tail):
-            if piece is not None:
-                extract(module, piece, graph)
-        operand, old_outputs = layer[0].operands[0], graph.outputs
-        origin, result = layer[-1].location, layer[-1].result
+        """Make graphs of the pieces, and replace the nodes of the graph by calls."""
+        made = extract_all(module, graph, [p for p in pieces if p is not None])
+        old_outputs = graph.outputs
+        shared = [(layer[0].operands[0], layer[-1].result, layer[-1].location) for layer in layers]
         for stale in graph.nodes:
             stale._set_operands(())
         graph.nodes.clear()
         graph.outputs = []
         builder = Builder(module, graph)
-        location = Location(origin.origin, (*origin.passes, self.name))
-        builder.location = Location("", (self.name,))
         now: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
 
-        def call(name: str, taken: list[Value], returned: list[Value]) -> None:
-            made = builder.node(
+        def call(name: str, taken: Sequence[Value], results: Sequence[Value | None]) -> None:
+            node = builder.node(
                 "call",
                 [now[v] for v in taken],
                 attrs=CallAttributes(name),
-                names=[v.name for v in returned],
+                names=["unused" if v is None else v.name for v in results],
             )
-            now.update(zip(returned, made.results, strict=True))
+            pairs = zip(results, node.results, strict=True)
+            now.update({v: result for v, result in pairs if v is not None})
 
-        if body is not None:
-            call(body.name, body.taken, body.returned)
-        builder.location = location
-        call(callee, [operand], [result])
-        builder.location = Location("", (self.name,))
-        if tail is not None:
-            call(tail.name, tail.taken, tail.returned)
+        for index, piece in enumerate(pieces):
+            builder.location = Location("", (self.name,))
+            if piece is not None:
+                call(made[piece][0], piece.taken, made[piece][1])
+            if index < len(shared):
+                operand, result, origin = shared[index]
+                builder.location = Location(origin.origin, (*origin.passes, self.name))
+                call(callee, [operand], [result])
         for output in old_outputs:
             graph.outputs.append(Output(now[output.value], output.name, output.role, output.alias))
 

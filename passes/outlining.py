@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgecc.ir.core import Graph, Input, Module, Node, Output, Value
@@ -11,7 +11,7 @@ from edgecc.ir.types import DimExpr, TensorType, symbols_of
 from edgecc.roles import Role
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Nodes that become a graph, the values they read and the values others want from them."""
 
@@ -43,7 +43,11 @@ def piece_of(name: str, nodes: Sequence[Node], wanted: Iterable[Value]) -> Piece
 
 
 def extract(
-    module: Module, piece: Piece, origin: Graph, rename: Callable[[str], str] = str
+    module: Module,
+    piece: Piece,
+    origin: Graph,
+    rename: Callable[[str], str] = str,
+    versions: Mapping[Value, str] | None = None,
 ) -> None:
     """Add the graph of a piece to the module: copies of its nodes.
 
@@ -53,15 +57,21 @@ def extract(
         origin: The graph. Inputs and outputs of a piece that are its own keep their roles, and
             updated caches their aliases.
         rename: Gives values their names in the piece; different names must stay different.
+        versions: Values between updates of a cache that lie in its buffer, by the name of that: a
+            piece takes them as a cache, and returns them as its update.
     """
-    roles = {i.value: i.role for i in origin.inputs}
-    aliases = {o.value: o for o in origin.outputs if o.alias is not None}
+    versions = versions or {}
+    roles = {i.value: i.role for i in origin.inputs} | dict.fromkeys(versions, Role.KV_CACHE)
+    aliases = {o.value: (o.name, o.role, o.alias) for o in origin.outputs if o.alias is not None}
+    for value, name in versions.items():
+        aliases.setdefault(value, (name, Role.KV_CACHE, name))
     graph = module.graphs.setdefault(piece.name, Graph(piece.name))
     mapping: dict[Value, Value] = {}
-    buffers = {v.name: rename(v.name) for v in piece.taken if v in roles}
+    given = {v: versions.get(v, v.name) for v in piece.taken if v in roles}
+    buffers = {name: rename(name) for name in given.values()}
     names = set(buffers.values())
     for index, value in enumerate(piece.taken):
-        name = buffers[value.name] if value in roles else unique(rename(value.name), names)
+        name = buffers[given[value]] if value in given else unique(rename(value.name), names)
         names.add(name)
         copy = Value(TensorType(value.type.dtype, value.type.shape), name, None, index)
         graph.inputs.append(Input(copy, roles.get(value, Role.ACTIVATION)))
@@ -72,11 +82,10 @@ def extract(
             result.name = rename(result.name)
     labels: set[str] = set()
     for value in piece.returned:
-        alias = aliases.get(value)
-        label = unique(rename(alias.name if alias else value.name), labels)
+        name, role, alias = aliases.get(value, (value.name, Role.ACTIVATION, None))
+        label = unique(rename(name), labels)
         labels.add(label)
-        role = alias.role if alias else Role.ACTIVATION
-        buffer = buffers.get(alias.alias) if alias and alias.alias else None
+        buffer = buffers.get(alias) if alias else None
         graph.outputs.append(Output(mapping[value], label, role, buffer))
 
 

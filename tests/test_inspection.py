@@ -111,6 +111,13 @@ def test_the_published_layouts(name: str) -> None:
     assert facts["tensor_bytes"] > 10**6
 
 
+def test_windows_are_shown(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    path = write_target(tmp_path / "t", layers=2, layer_types=kinds, sliding_window=8)
+    assert inspect_path(path)["model"]["sliding_window"] == "8 rows, in 1 of 2 layers"
+    assert "sliding_window" not in inspect_path(PAIRS / "tiny-qwen3-nvfp4")["model"]
+
+
 def test_what_cannot_be_compiled_is_still_shown(tmp_path: Path) -> None:
     path = write_target(tmp_path / "t", layers=1, hidden_act="gelu")
     facts = inspect_path(path)

@@ -17,8 +17,9 @@ def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> lis
     """Steps of an entry, each `{"graph", "inputs", "outputs"}`.
 
     `inputs` and `outputs` map the model's names to values, which are named within the entry; its
-    own inputs keep their names. An entry without calls is one step that runs its own model. What a
-    model has once for each slot has the slot in both names.
+    own inputs keep their names. A step that updates a cache which a later step updates again also
+    has `updates`: the value, and the one in whose buffer it lies. An entry without calls is one
+    step that runs its own model. What a model has once for each slot has the slot in both names.
 
     Args:
         module: Owner of the entry.
@@ -26,6 +27,7 @@ def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> lis
         dialect: Of the models; None for engines that are no models.
     """
     names = value_names(entry)
+    returned = {o.value for o in entry.outputs}
     if not list(entry.callees()):
         return [_step(module, entry, dialect, names, [i.value for i in entry.inputs], None)]
     steps = []
@@ -33,7 +35,11 @@ def program(module: Module, entry: Graph, dialect: Dialect | None = None) -> lis
         attrs = node.attrs
         assert isinstance(attrs, CallAttributes)
         callee = module.graphs[attrs.callee]
-        steps.append(_step(module, callee, dialect, names, node.operands, node.results))
+        step = _step(module, callee, dialect, names, node.operands, node.results)
+        given = {i.name: names[v] for i, v in zip(callee.inputs, node.operands, strict=True)}
+        results = zip(callee.outputs, node.results, strict=True)
+        updates = {names[v]: given[o.alias] for o, v in results if o.alias and v not in returned}
+        steps.append({**step, "updates": updates} if updates else step)
     return steps
 
 

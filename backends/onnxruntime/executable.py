@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import Interface, Port, needed_steps, slot_name
+from edgecc.backends.interface import Interface, Port, buffers, needed_steps, slot_name
 from edgecc.errors import BackendError
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ class OrtExecutable:
         self._carried = {port.name: _allocate(port, slots) for port in interface.carried}
         self._states = [self._carried[port.name] for port in interface.states]
         self._spare: dict[tuple[int, ...], Array] = {}
-        self._updates = dict(interface.updates)
-        for value, cache in interface.updates.items():
+        held = buffers(program, interface.updates)
+        self._updates = dict(held)
+        for value, cache in held.items():
             names = ((slot_name(value, i), slot_name(cache, i)) for i in range(slots))
             self._updates.update(names)
 

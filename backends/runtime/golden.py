@@ -12,6 +12,7 @@ from safetensors.numpy import load
 
 from edgecc.backends.base import Array, Engine, Executable, Role
 from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, replayed_logits
+from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import BundleError, MismatchError
 
 GOLDEN_FILE = "golden.safetensors"
@@ -139,6 +140,7 @@ def compare_golden(
     *,
     suffix: str = "",
     num_tokens: int = 0,
+    proposer: Proposer = PROPOSERS["dspark"],
 ) -> Verification:
     """Run the golden prompt, the draft's round and the call after it on an engine, and compare.
 
@@ -152,6 +154,7 @@ def compare_golden(
         suffix: Added to the names of the comparisons.
         num_tokens: Tokens the target chooses among, if it says what it chooses: compared with its
             logits.
+        proposer: How the draft is called.
     """
     checks = []
     if "image_features" in golden:
@@ -170,10 +173,11 @@ def compare_golden(
         taps = out[Role.HIDDEN_TAP]
         name = f"target hidden states{suffix}"
         checks.append(_compare(name, taps[0], golden["hidden_tap"], limits))
+        following = [*golden["token_ids"][1:].tolist(), *golden["anchor"].tolist()]
         draft = engine.entry("draft").run(
             {
                 Role.FEATURES: taps,
-                Role.ANCHOR: golden["anchor"],
+                proposer.role: proposer.tokens(following),
                 Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
             },
             [Role.PROPOSALS],

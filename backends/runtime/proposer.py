@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,3 +60,10 @@ PROPOSERS: Mapping[str, Proposer] = {
     "mtp": ChainProposer(),
 }
 """By method: every kind of draft the runtime drives."""
+
+
+def proposer_of(artifact: Mapping[str, Any]) -> Proposer:
+    """How the draft of an artifact is called, by the inputs it has."""
+    entry = artifact["entries"].get("draft", {"inputs": ()})
+    roles = {port["role"] for port in entry["inputs"]}
+    return next((p for p in PROPOSERS.values() if p.role in roles), PROPOSERS["dspark"])

@@ -29,6 +29,7 @@ from edgecc.backends.runtime.images import PreparedImage, prepare_pixels
 from edgecc.backends.runtime.loader import choose_device, load_bundle
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.near_ties import compare_near_tokens
+from edgecc.backends.runtime.proposer import proposer_of
 
 __all__ = ["GOLDEN_FILE", "Check", "Verification", "compare_golden", "read_golden", "verify_bundle"]
 
@@ -99,7 +100,12 @@ def _compare_rows(bundle: Bundle, device: str, generator: Generator) -> list[Che
         if file in bundle.manifest["files"]:
             golden = read_golden(bundle.file(file))
             found = compare_golden(
-                generator.engine, golden, limits, suffix=suffix, num_tokens=0 if suffix else count
+                generator.engine,
+                golden,
+                limits,
+                suffix=suffix,
+                num_tokens=0 if suffix else count,
+                proposer=proposer_of(artifact),
             )
             checks += found.checks
     return checks

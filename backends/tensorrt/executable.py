@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, needed_steps
+from edgecc.backends.interface import CARRIED, DTYPES, Interface, Port, buffers, needed_steps
 from edgecc.backends.tensorrt.device import DeviceArray, DeviceState, byte_count
 from edgecc.backends.tensorrt.plan import Context, Shape
 from edgecc.errors import BundleError, RequestError
@@ -59,6 +59,7 @@ class TrtExecutable:
         self._capacity = max(0, interface.rows - (self.min_rows - 1))
         self._carried = (*interface.caches, *interface.states, *interface.logs)
         self._kept = frozenset(p.name for p in self._carried)
+        self._buffers = buffers(program, interface.updates)
         self._states = dict.fromkeys(p.name for p in (*interface.states, *interface.logs))
         self._updated: dict[str, DeviceArray] = {}
         self._turns = [0] * slots
@@ -102,7 +103,7 @@ class TrtExecutable:
             made = context.set_shapes({n: shapes[v] for n, v in step["inputs"].items()})
             for name, value in step["outputs"].items():
                 shapes[value] = made[name]
-                cache = self.interface.updates.get(value)
+                cache = self._buffers.get(value)
                 if cache is not None:
                     if (made[name], dtypes[name]) != (shapes[cache], values[cache].dtype):
                         raise _no_update(step["graph"], name, cache)
@@ -191,7 +192,7 @@ class TrtExecutable:
 
         In every second turn of a slot, a state and its update swap.
         """
-        carried = self.interface.updates.get(value, value)
+        carried = self._buffers.get(value, value)
         if carried in self._states and self._turns[slot]:
             array = self._updated[carried] if value == carried else self.values[carried]
         else:
@@ -217,6 +218,7 @@ class TrtExecutable:
             RequestError: It is larger than its memory.
         """
         value = self.values[port.name]
+        array = self._padded(port.role, array)
         shape = array.shape
         if any(size > most for size, most in zip(shape, value.shape, strict=True)):
             raise RequestError(
@@ -229,6 +231,13 @@ class TrtExecutable:
             self._state.stream.clear(value.address, byte_count(shape, value.dtype))
         self._state.stream.upload(value.address, np.ascontiguousarray(array, dtype=value.dtype))
         return shape
+
+    def _padded(self, role: Role, array: Array) -> Array:
+        """What tells of each token's place, for the rows of padding too: any place will do."""
+        if role not in (Role.POSITIONS, Role.IMAGE_ROWS):
+            return array
+        missing = max(0, self.min_rows - array.shape[-1])
+        return np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, missing)])
 
     def _download(self, role: Role, shapes: Mapping[str, Shape]) -> Array:
         """An output on the host, filled when the stream is done; 16-bit floats as they are."""

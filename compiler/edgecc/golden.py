@@ -22,6 +22,7 @@ from edgecc.backends.runtime.golden import (
     compare_golden,
     read_golden,
 )
+from edgecc.backends.runtime.proposer import proposer_of
 from edgecc.errors import InputError, InternalError
 from edgecc.golden_image import IMAGE_ROWS, GoldenImage, golden_image
 from edgecc.ir.clone import with_smaller_caches
@@ -188,7 +189,8 @@ def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) ->
     """
     engine = OrtEngine(_Directory(directory), artifact, num_threads=None, progress=None)
     try:
-        result = compare_golden(engine, read_golden(golden))
+        proposer = proposer_of(artifact)
+        result = compare_golden(engine, read_golden(golden), proposer=proposer)
         result.raise_if_failed()
         return result.checks
     finally:

@@ -15,7 +15,7 @@ from edgecc.checkpoints import close_checkpoints
 from edgecc.engine_facts import engine_facts
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
-from edgecc.frontends.config import read_text_config
+from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.lift import lift
 from edgecc.ir.core import Module
@@ -81,11 +81,21 @@ def _target_facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "vocab_size": config.vocab_size,
             "max_positions": config.max_position_embeddings,
             "rope": f"{config.rope.rope_type}, theta {config.rope.theta:g}, {config.rope.dim} dims",
+            **_windows(config),
             "tied_embeddings": config.tie_word_embeddings,
             "stop_tokens": sorted(config.eos_token_ids),
             "stop_tokens_from": {k: v for k, v in sources.items() if v is not None},
         }
     }
+
+
+def _windows(config: TextConfig) -> dict[str, str]:
+    """Which layers see the last rows only, if some do."""
+    windows = [w for w in config.sliding_windows if w is not None]
+    if not windows:
+        return {}
+    layers = f"{len(windows)} of {config.num_hidden_layers} layers"
+    return {"sliding_window": f"{windows[0]} rows, in {layers}"}
 
 
 def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -335,6 +335,28 @@ def test_text_alone(pair: Generator, bundles: Bundles) -> None:
                 assert found[0] == found[1], prompt
 
 
+@pytest.mark.slow
+def test_a_draft_that_reads_tokens(tmp_path: Path) -> None:
+    """The target's own block sees placeholders where the images are; the text stays."""
+    text = HybridSizes(layer_types=(LINEAR, FULL))
+    target = write_vision_target(tmp_path / "t", text=text, mtp=1)
+    write_tokenizer(target, images=True)
+    edgecc.compile(
+        target,
+        out=tmp_path / "b",
+        components="target,draft,vision",
+        spec_method="mtp",
+        num_speculative_tokens=3,
+        max_model_len=LENGTH,
+        prefill_chunk=CHUNK,
+    )
+    with edgecc.load(tmp_path / "b") as generator:
+        for chat in CHATS:
+            plain = answer(generator, chat, speculation=False)
+            for proposals in (1, 3):
+                assert answer(generator, chat, num_speculative_tokens=proposals) == plain
+
+
 def test_golden_rows_tell_a_wrong_tower(pair: Generator, bundles: Bundles) -> None:
     """A tower that computes something else, and a target that reads something else."""
     golden = read_golden(bundles.pair / GOLDEN_FILE)

@@ -165,3 +165,22 @@ def test_greedy_tokens(compiled: tuple[Both, Generator]) -> None:
             token_ids=PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True, **options
         )
         assert result.token_ids == expected, options
+
+
+@pytest.mark.parametrize("device", ["cpu", "onnx"])
+def test_windows_of_sequences_side_by_side(
+    device: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each sequence has a window of its own, wherever the others are."""
+    folder = tmp_path_factory.mktemp("batch")
+    pair = make("qwen2-window" if device == "onnx" else "mistral-window", folder)
+    sizes = {"max_model_len": 96, "prefill_chunk": 16, "max_batch_size": 2}
+    edgecc.compile(pair.path, pair.draft, out=folder / "bundle", device=device, **sizes)
+    with edgecc.load(folder / "bundle") as generator:
+        options = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        prompts = [PROMPT[:n] for n in (41, 3, 17)]
+        singles = [generator.generate(token_ids=p, **options).token_ids for p in prompts]
+        requests = [generator.request(token_ids=p, **options) for p in prompts]
+        found = [answer.token_ids for answer in generator.generate_batch(requests)]
+    assert singles[0] == pair.greedy()
+    assert found == singles

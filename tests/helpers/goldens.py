@@ -18,11 +18,12 @@ GOLDENS = PAIRS / "goldens-tiny-qwen3-dspark.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ShippedPair:
-    """Folders of target and draft, and the file of golden values."""
+    """Folders of target and draft, the file of golden values, and the method of the draft."""
 
     target: Path
     draft: Path
     goldens: Path
+    method: str = "dspark"
 
 
 SHIPPED = {
@@ -32,8 +33,15 @@ SHIPPED = {
         PAIRS / "tiny-qwen3_5-dspark",
         PAIRS / "goldens-tiny-qwen3_5-mixed-dspark.safetensors",
     ),
+    "eagle3": ShippedPair(
+        TARGET,
+        PAIRS / "tiny-qwen3-eagle3",
+        PAIRS / "goldens-tiny-qwen3-eagle3.safetensors",
+        "eagle3",
+    ),
 }
-"""A transformer, and a hybrid of recurrent and attention layers, each with its block draft."""
+"""A transformer, and a hybrid of recurrent and attention layers, each with its block draft; and the
+first of them with a draft of another kind."""
 
 PROMPTS = ("p0", "p1", "p2", "p3")
 

@@ -257,8 +257,9 @@ class SimulatedContext(StandIn):
         symbols: dict[str, int] = {}
         for item in graph.inputs:
             for size, dim in zip(self._shapes[item.name], item.value.type.shape, strict=True):
-                if not isinstance(dim, int) and len(dim.terms) == 1 and dim.terms[0][1] == 1:
-                    symbols[dim.terms[0][0]] = size - dim.constant
+                if not isinstance(dim, int) and len(dim.terms) == 1:
+                    ((symbol, factor),) = dim.terms
+                    symbols[symbol] = (size - dim.constant) // factor
         names = [t["name"] for t in _outputs(self._engine)]
         shape = graph.outputs[names.index(name)].value.type.shape
         sizes = [d if isinstance(d, int) else d.substitute(symbols) for d in shape]
@@ -307,16 +308,16 @@ def _outputs(engine: SimulatedEngine) -> list[Any]:
     return list(engine._described["outputs"])
 
 
+def _nbytes(engine: SimulatedEngine, name: str, shape: tuple[int, ...]) -> int:
+    itemsize = np.dtype(NUMPY[engine._tensors[name]["dtype"]]).itemsize
+    return int(np.prod(shape, dtype=np.int64)) * itemsize
+
+
 def _check_places(
     engine: SimulatedEngine, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]
 ) -> None:
     """Outputs lie nowhere in an input, or they do and the engine updates that input in place."""
-    ends = {
-        name: addresses[name]
-        + int(np.prod(shape, dtype=np.int64))
-        * np.dtype(NUMPY[engine._tensors[name]["dtype"]]).itemsize
-        for name, shape in shapes.items()
-    }
+    ends = {name: addresses[name] + _nbytes(engine, name, s) for name, s in shapes.items()}
     for output in _outputs(engine):
         name = output["name"]
         for other in ends.keys() - {name, output.get("alias")}:
@@ -333,7 +334,7 @@ def _evaluate(
     def memory(name: str) -> Array:
         dtype = np.dtype(NUMPY[engine._tensors[name]["dtype"]])
         shape = shapes[name]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = _nbytes(engine, name, shape)
         return simulation.cuda.device(addresses[name], nbytes).view(dtype).reshape(shape)
 
     for name, content in simulation.weights.get(engine._name, {}).items():

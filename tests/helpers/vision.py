@@ -53,6 +53,7 @@ def write_vision_target(
     vision: Mapping[str, object] | None = None,
     processor: Mapping[str, object] | None = None,
     mixed: bool = False,
+    mtp: int = 0,
     **config: object,
 ) -> Path:
     """Write a multimodal target and return its folder.
@@ -66,10 +67,11 @@ def write_vision_target(
         vision: Keys of `vision_config` to set; None values remove them.
         processor: Likewise of `preprocessor_config.json`.
         mixed: Store the language model in the mixed precision of published checkpoints.
+        mtp: Layers of a complete multi-token-prediction block; 0 stores some of its tensors.
         config: Keys at the top of the config to set or remove.
     """
     sizes, text = sizes or VisionSizes(), text or HybridSizes()
-    write_hybrid_target(path, text, multimodal=True, mixed=mixed, seed=seed)
+    write_hybrid_target(path, text, multimodal=True, mixed=mixed, mtp=mtp, seed=seed)
     made = tower(sizes, text.hidden, prefix, np.random.default_rng(seed + 1))
 
     def replace(tensors: Tensors) -> Tensors:

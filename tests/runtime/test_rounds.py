@@ -129,7 +129,7 @@ def test_a_token_that_is_none(token):
 
 
 def test_a_round_whose_proposals_are_not_looked_at():
-    """The anchor is in the log all the same: the draft took part, and more rows may count."""
+    """The anchor is in the log all the same: the draft took part in the round."""
     device, _ = on_device(make_pair(capacity=71, max_model_len=64, log_rows=8))
     session = device.session
     session.run(session.prefill([1, 2, 3], features=True))

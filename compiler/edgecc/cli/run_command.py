@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +15,18 @@ from edgecc.errors import UsageError
 from edgecc.paths import local_path
 
 if TYPE_CHECKING:
-    from edgecc.backends.runtime import Chunk, Generator
+    from edgecc.backends.runtime import Chunk, Generation, Generator
 
 
 @click.command(cls=Command, name="run", short_help="Generate text with a bundle.")
 @click.argument("bundle")
-@click.option("--prompt", metavar="TEXT", help="Text to continue.")
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="Text to continue; several are answered together.",
+)
 @click.option("--chat", metavar="TEXT", help="A request, put into the bundle's chat template.")
 @click.option("--system", metavar="TEXT", help="System message for --chat.")
 @click.option("--token-ids", metavar="ID,ID,...", help="The prompt as token ids.")
@@ -72,7 +78,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
     """
     import edgecc
 
-    prompt = _prompt(flags)
+    prompts = _prompts(flags)
     generator = edgecc.load(
         local_path(bundle, "bundle"),
         device=flags["device"],
@@ -80,35 +86,51 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
         progress=console.progress(),
     )
     with generator:
-        chunks = generator.stream(
-            **prompt,
-            max_new_tokens=flags["max_new_tokens"],
-            num_speculative_tokens=flags["num_speculative_tokens"],
-            speculation=not flags["no_speculation"],
-            stop=list(flags["stop"]),
-            ignore_eos=flags["ignore_eos"],
-            adaptive_speculation=flags["adaptive_speculation"],
+        wanted = {
+            "max_new_tokens": flags["max_new_tokens"],
+            "num_speculative_tokens": flags["num_speculative_tokens"],
+            "speculation": not flags["no_speculation"],
+            "stop": list(flags["stop"]),
+            "ignore_eos": flags["ignore_eos"],
+            "adaptive_speculation": flags["adaptive_speculation"],
             **sampling_arguments(generator, flags),
-        )
-        last = _as_json(generator, chunks) if flags["as_json"] else _as_text(chunks)
-    if flags["stats"] and last is not None:
-        console.always(last.stats.render())
-    for warning in last.stats.warnings if last is not None else ():
+        }
+        if len(prompts) == 1:
+            chunks = generator.stream(**prompts[0], **wanted)
+            answers = [_shown(chunks, as_text=not flags["as_json"])]
+        else:
+            requests = [generator.request(**prompt, **wanted) for prompt in prompts]
+            answers = generator.generate_batch(requests)
+            if not flags["as_json"]:
+                print_text("".join(f"{answer.text}\n" for answer in answers))
+        if flags["as_json"]:
+            found = [_as_json(generator, answer) for answer in answers]
+            print_json(found[0] if len(found) == 1 else {"answers": found})
+    for answer in answers:
+        _tell(console, answer, stats=flags["stats"])
+    count = sum(answer.stats.new_tokens for answer in answers)
+    reasons = ", ".join(dict.fromkeys(str(answer.finish_reason) for answer in answers))
+    several = f" in {len(answers)} answers" if len(answers) > 1 else ""
+    return console.ok(f"{count} tokens{several}, finished by {reasons}")
+
+
+def _tell(console: Console, answer: Generation, *, stats: bool) -> None:
+    """What is said about an answer beside its text."""
+    if stats:
+        console.always(answer.stats.render())
+    for warning in answer.stats.warnings:
         console.info(f"warning[run/acceptance]: {warning}")
-    if last is not None and last.seed is not None:
-        console.info(f"seed {last.seed}")
-    count = last.stats.new_tokens if last is not None else 0
-    reason = last.finish_reason if last is not None else "length"
-    return console.ok(f"{count} tokens, finished by {reason}")
+    if answer.seed is not None:
+        console.info(f"seed {answer.seed}")
 
 
-def _prompt(flags: dict[str, Any]) -> dict[str, Any]:
-    """The prompt argument of `Generator.stream`.
+def _prompts(flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """The prompt arguments of `Generator.request`, for each prompt.
 
     Raises:
-        UsageError: None or several were given, or ids are no numbers.
+        UsageError: None or several kinds were given, or ids are no numbers.
     """
-    given = [n for n in ("prompt", "chat", "token_ids") if flags[n] is not None]
+    given = [n for n in ("prompts", "chat", "token_ids") if flags[n] not in (None, ())]
     if len(given) != 1:
         raise UsageError(
             "usage/prompt",
@@ -118,13 +140,17 @@ def _prompt(flags: dict[str, Any]) -> dict[str, Any]:
     if flags["system"] is not None and flags["chat"] is None:
         raise UsageError("usage/prompt", "--system goes with --chat")
     images = list(flags["images"]) or None
-    if flags["prompt"] is not None:
-        return {"prompt": flags["prompt"], "images": images}
+    prompts = flags["prompts"]
+    if images and len(prompts) > 1:
+        raise UsageError("usage/prompt", f"--image goes with one --prompt, not {len(prompts)}")
+    if prompts:
+        return [{"prompt": prompt, "images": images} for prompt in prompts]
     if flags["chat"] is not None:
         system = flags["system"]
         head = [] if system is None else [{"role": "system", "content": system}]
-        return {"messages": [*head, {"role": "user", "content": _content(flags["chat"], images)}]}
-    return {"token_ids": _token_ids(flags["token_ids"]), "images": images}
+        question = {"role": "user", "content": _content(flags["chat"], images)}
+        return [{"messages": [*head, question]}]
+    return [{"token_ids": _token_ids(flags["token_ids"]), "images": images}]
 
 
 def _content(text: str, images: list[str] | None) -> str | list[dict[str, str]]:
@@ -146,37 +172,32 @@ def _token_ids(text: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _as_text(chunks: Iterator[Chunk]) -> Chunk | None:
-    last = None
-    for last in chunks:
-        print_text(last.text)
-    print_text("\n")
-    return last
+def _shown(chunks: Iterable[Chunk], *, as_text: bool) -> Generation:
+    """An answer, its text shown as it comes."""
+    from edgecc.backends.runtime import Generation
+
+    def shown() -> Iterator[Chunk]:
+        for chunk in chunks:
+            if as_text:
+                print_text(chunk.text)
+            yield chunk
+        if as_text:
+            print_text("\n")
+
+    return Generation.of(shown())
 
 
-def _as_json(generator: Generator, chunks: Iterator[Chunk]) -> Chunk | None:
-    tokens: list[int] = []
-    text: list[str] = []
-    logprobs: list[dict[str, object]] = []
-    last = None
-    for last in chunks:
-        tokens += last.token_ids
-        logprobs += [item.as_dict() for item in last.logprobs or ()]
-        text.append(last.text)
-    stats = last.stats if last is not None else None
-    draft = generator.model.draft
-    wants_logprobs = last is not None and last.logprobs is not None
-    print_json(
-        {
-            "token_ids": tokens,
-            "text": "".join(text),
-            "finish_reason": str(last.finish_reason) if last is not None else "length",
-            "seed": last.seed if last is not None else None,
-            **({"logprobs": logprobs} if wants_logprobs else {}),
-            "accepted": stats.accepted_by_round if stats else [],
-            "proposed": stats.proposed_by_round if stats else [],
-            "compiled_speculative_tokens": draft.num_speculative_tokens if draft else 0,
-            "stats": stats.as_dict() if stats else {},
-        }
-    )
-    return last
+def _as_json(generator: Generator, answer: Generation) -> dict[str, object]:
+    draft, stats = generator.model.draft, answer.stats
+    logprobs = answer.logprobs
+    return {
+        "token_ids": answer.token_ids,
+        "text": answer.text,
+        "finish_reason": str(answer.finish_reason),
+        "seed": answer.seed,
+        **({} if logprobs is None else {"logprobs": [item.as_dict() for item in logprobs]}),
+        "accepted": stats.accepted_by_round,
+        "proposed": stats.proposed_by_round,
+        "compiled_speculative_tokens": draft.num_speculative_tokens if draft else 0,
+        "stats": stats.as_dict(),
+    }

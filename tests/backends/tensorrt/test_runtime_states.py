@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 
 from edgecc.backends.base import Role
 from edgecc.backends.runtime import Session
+from edgecc.backends.runtime.golden import NARROW, SAME_ARITHMETIC
+from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, replayed_logits
+from edgecc.backends.runtime.near_ties import compare_near_tokens
 from edgecc.backends.tensorrt.executable import TrtExecutable
 from edgecc.devices import get_device
+from edgecc.engine_facts import engine_facts, engine_lines
 from edgecc.errors import BackendError, BundleError, RequestError
 from edgecc.memory_plan import plan_memory
 from helpers.checkpoints import write_draft
+from helpers.goldens import relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.lowered_pairs import PAIRS, Reference, draft_inputs, target_inputs
 from helpers.remembering import RememberingInterpreter
@@ -271,7 +276,7 @@ def test_rounds_do_what_calls_do(make, module):
     engine.entry("target").run(call(PROMPT[:16], 0, 0, 16), [Role.HIDDEN_TAP])
     start, length, replay = 16, 0, 0
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0), (6, 1), (9, 0)):
-        found = engine.rounds.run(anchor, start, len(taps), length, replay)
+        found = engine.rounds.run(np.array([anchor]), start, len(taps), length, replay)
         proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
         want = target.run(call([anchor, *proposals], start, replay, 0))
@@ -280,7 +285,7 @@ def test_rounds_do_what_calls_do(make, module):
         start += replay
         taps = want[Role.HIDDEN_TAP][0, :replay]
     for anchor in (7, 2, 9):
-        found = engine.rounds.run(anchor, start, 0, length, replay)
+        found = engine.rounds.run(np.array([anchor]), start, 0, length, replay)
         want = target.run(call([anchor], start, replay, 1))
         assert found.chosen[0] == want[Role.CHOSEN_TOKENS][0, 0]
         start, replay = start + 1, 0
@@ -288,9 +293,9 @@ def test_rounds_do_what_calls_do(make, module):
 
 def test_a_round_can_begin_a_sequence(make):
     engine = make().open()
-    first = [engine.rounds.run(token, start, 0, 0).chosen[0] for start, token in enumerate(PROMPT)]
-    again = [engine.rounds.run(token, start, 0, 0).chosen[0] for start, token in enumerate(PROMPT)]
-    assert first == again
+    steps = [(np.array([token]), start, 0, 0) for start, token in enumerate(PROMPT)]
+    first = [engine.rounds.run(*step).chosen[0] for step in steps]
+    assert [engine.rounds.run(*step).chosen[0] for step in steps] == first
 
 
 def test_two_graphs_for_a_number_of_features(make):
@@ -299,12 +304,12 @@ def test_two_graphs_for_a_number_of_features(make):
     engine = bundle.open()
     engine.entry("target").run(call(PROMPT[:5], 0, 0, 5), [Role.HIDDEN_TAP])
     start, length, replay = 5, 0, 0
-    engine.rounds.run(1, start, 5, length, replay)
+    engine.rounds.run(np.array([1]), start, 5, length, replay)
     for step in range(6):
         length, start, replay = start, start + 2, 2
         waits, moved = bundle.cuda.synchronized, dict(bundle.cuda.copied)
         launched = bundle.cuda.launched
-        engine.rounds.run(step, start, 2, length, replay)
+        engine.rounds.run(np.array([step]), start, 2, length, replay)
         assert bundle.cuda.launched - launched == (1 if step > 1 else 0)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 40
@@ -336,6 +341,10 @@ def test_states_have_two_places_and_caches_one(make, module):
     held = sum(len(content(bundle, value)) for pair in places.values() for value in pair)
     (planned, *_) = plan_memory(module, get_device(DEVICE), {}).parts
     assert planned.states == held
+    facts = engine_facts({DEVICE: bundle.artifact})
+    assert facts["runs_on"][DEVICE]["state_bytes"] == held
+    told = f"{DEVICE}: states and their logs, twice: {held:,} bytes a sequence"
+    assert told in "\n".join(engine_lines(facts, weights=False))
     caches = (target.values[c.name] for c in target.interface.caches)
     assert planned.caches == sum(len(content(bundle, value)) for value in caches)
 
@@ -344,8 +353,8 @@ def test_an_engine_does_not_write_what_it_reads(make):
     """The simulation notices a runtime that binds a state in place."""
     target = make().open().entry("target")
 
-    def in_place(self, value):
-        return self.values[self.interface.updates.get(value, value)]
+    def in_place(self, value, slot):
+        return self.values[self.interface.updates.get(value, value)].slot(slot)
 
     with (
         patch.object(TrtExecutable, "_place", in_place),
@@ -404,11 +413,20 @@ def test_an_update_of_another_size(make):
 
 
 def test_networks_of_the_builder_write_the_text_of_plain_decoding(make, trt, module):
-    """What the builder gets, evaluated layer by layer, where rows are one triangular system."""
+    """What the builder gets, evaluated layer by layer, where rows are one triangular system.
+
+    Its float32 sums depend on the rows before them, so texts may part, but only at a near tie.
+    """
     bundle = make(interpreter=NetworkInterpreter(trt, module, DEVICE))
     with bundle.generator() as generator:
         plain = answer(generator, count=8, speculation=False)
-        assert answer(generator, count=8) == plain == greedy(module, PROMPT, 8)
+        same_text(generator, PROMPT, plain, greedy(module, PROMPT, 8))
+        same_text(generator, PROMPT, answer(generator, count=8), plain)
+
+
+def same_text(generator, prompt, found, plain):
+    check = compare_near_tokens("text", generator, prompt, found, plain, SAME_ARITHMETIC.values)
+    assert check.passed, check
 
 
 @pytest.mark.slow
@@ -420,9 +438,20 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, trt, tmp_path,
     network = NetworkInterpreter(trt, pair, DEVICE) if evaluated == "networks" else None
     edgecc.compile(*REAL, out=tmp_path / "cpu", max_model_len=96, prefill_chunk=16)
     prompt = [(7919 * i) % 4000 for i in range(1, 20)]
-    with make(pair, interpreter=network).generator() as generator:
+    with (
+        make(pair, interpreter=network).generator() as generator,
+        edgecc.load(tmp_path / "cpu") as cpu,
+    ):
         plain = answer(generator, prompt, 24, speculation=False)
         for wanted in range(1, 8) if network is None else (3, 7):
-            assert answer(generator, prompt, 24, num_speculative_tokens=wanted) == plain
-    with edgecc.load(tmp_path / "cpu") as cpu:
-        assert answer(cpu, prompt, 24)[:8] == plain[:8]
+            found = answer(generator, prompt, 24, num_speculative_tokens=wanted)
+            same_text(generator, prompt, found, plain)
+            assert network or found == plain
+        same_text(generator, prompt, answer(cpu, prompt, 24), plain)
+        targets = [e.engine.entry("target") for e in (generator, cpu)]
+        golden = {"token_ids": np.array(prompt[:16]), "anchor": np.array(plain[:1])}
+        for logits in (next_logits, replayed_logits):
+            for target in targets:
+                target.run(prompt_inputs(target, golden), [])
+            gpu_row, cpu_row = (logits(target, golden).copy() for target in targets)
+            assert relative(gpu_row, cpu_row) <= NARROW.values

@@ -1,4 +1,4 @@
-"""`edgecc verify` of a target with states on a simulated GPU: it notices what goes wrong."""
+"""`edgecc verify` of a target with states on a simulated GPU: what goes wrong is noticed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_rows_that_are_not_committed(verify, parts):
 @pytest.mark.parametrize("method", ["take_turn", "clear_states"])
 def test_states_of_another_call(verify, method):
     """The call before is forgotten, or the sequence before is not."""
-    with patch.object(TrtExecutable, method, lambda self: None):
+    with patch.object(TrtExecutable, method, lambda self, slot=0: None):
         found = failed(verify())
     assert found & LATER
     assert ("target logits" in found) is (method == "clear_states")
