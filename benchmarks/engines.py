@@ -137,8 +137,9 @@ def _sizes(out: Path) -> dict[str, int]:
     made = manifest(out)
     engines = made["artifacts"][DEVICE]["engines"].values()
     files = made["files"]
+    plans = {e["file"]: e["bytes"] for e in engines}  # graphs of equal layers have one
     return {
-        "plan_bytes": sum(e["bytes"] for e in engines),
+        "plan_bytes": sum(plans.values()),
         "embedded_bytes": sum(e["weight_bytes"] for e in engines),
         "weight_file_bytes": sum(
             f["bytes"] for name, f in files.items() if name.startswith("weights/")
@@ -151,7 +152,7 @@ def _measured(pair: str, weights: str, head: str, out: Path, work: Path) -> dict
     arguments = [pair, weights, head, str(out), str(work)]
     command = [sys.executable, "-m", "benchmarks.engines", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    with _Peak(process.pid) as peak:
+    with FamilyPeak(process.pid) as peak:
         text, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed")
@@ -159,14 +160,24 @@ def _measured(pair: str, weights: str, head: str, out: Path, work: Path) -> dict
     return figures | {"peak": peak.bytes, "peak_rss": peak.rss}
 
 
-class _Peak:
-    """Watches the memory of a process and its children from a thread (Linux)."""
+class FamilyPeak:
+    """Watches the memory of a process and its children from a thread (Linux).
 
-    def __init__(self, pid: int) -> None:
+    Args:
+        pid: The process.
+        seconds: Between two looks. One costs time where much memory is mapped.
+
+    Attributes:
+        bytes: Most anonymous memory of all of them.
+        rss: Most resident memory of one of them.
+    """
+
+    def __init__(self, pid: int, seconds: float = 0.05) -> None:
         self.pid = pid
+        self.seconds = seconds
         self.bytes = self.rss = 0
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> FamilyPeak:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -177,7 +188,7 @@ class _Peak:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.05):
+        while not self._done.wait(self.seconds):
             found = [_memory(pid) for pid in _family(self.pid)]
             self.bytes = max(self.bytes, sum(anonymous for anonymous, _ in found))
             self.rss = max([self.rss, *(rss for _, rss in found)])

@@ -18,7 +18,7 @@ from edgecc.errors import UnsupportedError, UsageError
 from edgecc.explanation import explain
 from edgecc.inspection import inspect_path
 from helpers.engines import joined
-from helpers.goldens import DRAFT, TARGET
+from helpers.goldens import DRAFT, SHIPPED, TARGET
 from helpers.lowered_pairs import write_pair
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "vocab": 512, "heads": 2, "kv_heads": 1}
@@ -183,3 +183,41 @@ def test_a_cpu_and_a_gpu(tmp_path, weights) -> None:
     assert verify_bundle(tmp_path / "b", device="cpu", prompts=1, max_new_tokens=4).passed
     facts = inspect_path(tmp_path / "b")
     assert facts["engines"]["sm120/target.body"]["bound"] == engines["target.body"]["bound"]
+
+
+def test_a_hybrid_for_a_cpu_and_a_gpu_tells_what_each_takes(tmp_path) -> None:
+    """States are float32 on both; keys and values, and weights, are half as wide on the GPU."""
+    pair = SHIPPED["qwen3_5"]
+    report = edgecc.compile(
+        pair.target, pair.draft, out=tmp_path / "b", device=["cpu", "sm120"], dry_run=True
+    )
+    cpu, gpu = (plan.total for plan in report.memory)
+    assert cpu.states == gpu.states > 0
+    assert cpu.caches == pytest.approx(2 * gpu.caches)
+    assert cpu.stored == pytest.approx(gpu.stored, rel=0.01)
+    assert cpu.weights > 2 * gpu.weights
+    own = [d for d in report.decisions if d.startswith("sm120: ")]
+    assert any("activations of" in d for d in own)
+    assert not any("replaying" in d for d in own)  # what holds for both is told once
+
+
+@pytest.mark.slow
+def test_a_hybrid_for_a_cpu_and_a_gpu(tmp_path) -> None:
+    """One bundle: the CPU's part decodes, and the GPU's engines bind the same weights."""
+    pytest.importorskip("tensorrt_rtx", reason="pip install 'edgecc[rtx]'")
+    pair = SHIPPED["qwen3_5"]
+    report = edgecc.compile(
+        pair.target, pair.draft, out=tmp_path / "b", device=["cpu", "sm120"], weights="bind"
+    )
+    artifacts = report.bundle.manifest["artifacts"]
+    assert [e["role"] for e in artifacts["sm120"]["entries"]["target"]["inputs"]].count("state") > 0
+    bound = BoundWeights(
+        artifacts["sm120"],
+        WeightFile(
+            report.bundle.file(artifacts["sm120"]["weight_file"]), artifacts["sm120"]["tensors"]
+        ),
+    )
+    assert bound.nbytes == report.memory[1].total.weights
+    files = [n for n in report.bundle.manifest["files"] if n.startswith("weights/")]
+    assert len(files) == 1
+    assert verify_bundle(tmp_path / "b", device="cpu", prompts=1, max_new_tokens=4).passed

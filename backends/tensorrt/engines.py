@@ -138,6 +138,8 @@ class Engines:
 
     def _note(self, job: Job, reason: str, cached: bool, seconds: float) -> None:
         expected = job.estimate
+        if expected.name not in reason:  # of the key, which all parts of a graph have in common
+            reason = f"{expected.name}: {reason}"
         self.made.append(
             BuiltEngine(expected.name, reason, cached, seconds, expected.seconds, expected.bytes)
         )

@@ -18,7 +18,7 @@ from edgecc.backends.layouts import BLOCK_BYTES
 from edgecc.backends.mapped_weights import WeightFile
 from edgecc.backends.onnxruntime import OrtEngine, open_engine
 from edgecc.backends.onnxruntime import engine as engine_module
-from edgecc.backends.onnxruntime.expand import expand
+from edgecc.backends.onnxruntime.expand import expand, expanded_bytes
 from edgecc.errors import BackendError, BundleError, ResourceError, UnsupportedError
 from edgecc.roles import Role
 from helpers.lowered_pairs import LoweredPair, Reference, draft_inputs, target_inputs, write_pair
@@ -342,8 +342,10 @@ SIZES = [(1, 16), (37, 48), (5, 1 << 19)]
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_packed_weights_become_exact_floats(rows: int, columns: int, tmp_path: Path) -> None:
     file, parts, arrays = packed_file(tmp_path, rows, columns)
-    made = expand({"form": "nvfp4-f32", "initializers": ["w"], "parts": parts}, file)
+    item = {"form": "nvfp4-f32", "initializers": ["w"], "parts": parts}
+    made = expand(item, file)
     assert made["w"].dtype == np.float32
+    assert expanded_bytes(item, file) == made["w"].nbytes
     np.testing.assert_array_equal(made["w"], nvfp4_values(*arrays))
 
 
@@ -353,6 +355,7 @@ def test_packed_weights_become_exact_codes(rows: int, columns: int, tmp_path: Pa
     item = {"form": "nvfp4-int8", "initializers": ["codes", "scales"], "parts": parts}
     made = expand(item, file)
     codes, scales = made["codes"], made["scales"]
+    assert expanded_bytes(item, file) == codes.nbytes + scales.nbytes
     assert (codes.shape, codes.dtype) == ((rows, columns // 16, 16), np.uint8)
     assert (scales.shape, scales.dtype) == ((rows, columns // 16), np.float32)
     values = (codes.astype(np.float32) - 128) * scales[:, :, None]
@@ -367,6 +370,7 @@ def test_narrow_floats_widen_exactly(shape: tuple[int, ...], dtype: Any, tmp_pat
     item = {"form": "widen-f32", "initializers": ["w"], "parts": {"weight": "a"}}
     made = expand(item, file)
     assert made["w"].dtype == np.float32
+    assert expanded_bytes(item, file) == made["w"].nbytes
     np.testing.assert_array_equal(made["w"], array.astype(np.float32))
 
 

@@ -83,9 +83,9 @@ def test_buffers_hold_what_constants_would(trt, pair, tmp_path, device, format) 
         for operand, constant in network.constants.items():
             if operand in left:
                 continue
-            buffer = weights.buffers[taken[operand.name]]
+            buffer = weights.buffers[taken[network.names.input(operand)]]
             found = (buffer.dtype, buffer.shape, joined(weights.blocks(buffer)))
-            assert found == constant, operand.name
+            assert found == constant, operand
             assert buffer.nbytes == len(found[2])
 
 
