@@ -202,12 +202,12 @@ def check_counts(counts: Counter[Prefix], expected: dict[Prefix, float]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_fifty_thousand_tokens_with_stops_and_a_limit(rule: Rule):
+def test_many_texts_with_stops_and_a_limit(rule: Rule):
     """Texts of four tokens at most that end at token 0, wherever in a round it comes."""
-    num_tokens, length, texts = 6, 4, 20_000
+    num_tokens, length, texts = 6, 4, 6_000
     target, draft = random_model(21, num_tokens), random_model(22, num_tokens)
     counts = Counter(write(rule, target, draft, s, length, frozenset({0})) for s in range(texts))
-    assert sum(map(len, counts.elements())) > 50_000
+    assert sum(map(len, counts.elements())) > 15_000
     expected: Counter[Prefix] = Counter()
     for answer, share in continuations(target, (), length).items():
         end = answer.index(0) + 1 if 0 in answer else length
