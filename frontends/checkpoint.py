@@ -41,6 +41,9 @@ _TOKENIZER_FILES = (
     "vocab.json",
 )
 _SIDE_FILES = ("config.json", "generation_config.json", "hf_quant_config.json")
+_MISSED = 4
+"""Missing tensors that names are suggested for."""
+
 _SHARD_NAME = re.compile(r"[^/\\:]+\.safetensors")
 
 
@@ -54,6 +57,8 @@ class Checkpoint:
         generation_config: `generation_config.json`, empty if there is none.
         tensors: Every tensor of the checkpoint that has an IR element type, by name.
         findings: Oddities that do not stop anybody, for the report.
+        metadata_only: Whether nobody may read whole weights: what only their values tell is left to
+            a compile. Single scales and maps of ids are read either way.
     """
 
     def __init__(self, folder: Folder, also: Sequence[str] = ()) -> None:
@@ -61,8 +66,10 @@ class Checkpoint:
         self._folder = folder
         self.path, self.role = folder.path, folder.role
         self.findings: list[Diagnostic] = []
+        self.metadata_only = False
         self._json: dict[str, JsonObject | None] = {}
         self._digests: dict[str, str] = {}
+        self._missed = 0
         self.config = self._config()
         self.generation_config = self.json("generation_config.json") or {}
         self._files, tensors, self._unreadable = self._open_weights()
@@ -108,6 +115,19 @@ class Checkpoint:
         """Names of the weight files, sorted."""
         return tuple(self._files)
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether tensors are stored whose dtype has no counterpart in the IR."""
+        return bool(self._unreadable)
+
+    def folder_names(self) -> list[str]:
+        """Names of everything in the folder, sorted.
+
+        Raises:
+            ResourceError: The folder may not be listed.
+        """
+        return self._folder.names()
+
     def info(self, key: str) -> TensorInfo:
         """Dtype, shape and file of a tensor.
 
@@ -124,9 +144,7 @@ class Checkpoint:
                 f"tensors of dtype {self._unreadable[key]} are not supported",
                 where=f"{self.role}: {key}",
             )
-        leaf = key.rpartition(".")[2]
-        alike = [name for name in self.tensors if name.endswith(leaf)] or list(self.tensors)
-        near = difflib.get_close_matches(key, alike[:2000], n=3)
+        near = self._near(key)
         raise InputError(
             "checkpoint/missing-tensor",
             f"the checkpoint has no tensor {key}",
@@ -134,6 +152,15 @@ class Checkpoint:
             notes=(f"{len(self.tensors)} tensors in {', '.join(self.files[:4])}",),
             help=f"similar names: {', '.join(near)}" if near else "",
         )
+
+    def _near(self, key: str) -> list[str]:
+        """Stored names like a missing one, for the first that are missing: it takes a while."""
+        self._missed += 1
+        if self._missed > _MISSED:
+            return []
+        leaf = key.rpartition(".")[2]
+        alike = [name for name in self.tensors if name.endswith(leaf)] or list(self.tensors)
+        return difflib.get_close_matches(key, alike[:2000], n=3)
 
     def read(self, key: str, start: int | None = None, stop: int | None = None) -> Array:
         """Rows `start:stop` along axis 0 of a tensor, read-only, in the stored dtype.

@@ -14,6 +14,7 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.fields import Fields
 from edgecc.frontends.layer_kinds import HYBRID, attention_kinds
 from edgecc.frontends.strict_json import JsonObject
+from edgecc.frontends.text_keys import check_keys
 from edgecc.ir.rope import ROPE_TYPES, RopeParams
 from edgecc.ir.types import DType
 
@@ -104,6 +105,7 @@ def read_text_config(checkpoint: Checkpoint) -> TextConfig:
         UnsupportedError: The rotary embedding is of a type edgecc cannot compute.
     """
     top, text = config_fields(checkpoint)
+    check_keys(text)
     heads = text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:

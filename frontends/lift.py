@@ -13,6 +13,7 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import choose_draft, is_draft
 from edgecc.frontends.drafts.base import Draft, DraftSize
 from edgecc.frontends.drafts.mtp import Mtp
+from edgecc.frontends.gather import Gather
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_FILES, MTP_TENSORS
@@ -56,14 +57,54 @@ def lift(
         UnsupportedError: An architecture, variant or encoding without a frontend.
         UsageError: Sizes that contradict each other or the checkpoints.
     """
-    components = parse_components(options.components)
     if target is None and draft is None:
         raise UsageError("usage/nothing-to-lift", "give a target, a draft, or both")
-    has_draft = draft is not None or options.spec_method == Mtp.method
-    components.check_given(target=target is not None, draft=has_draft)
+    check_given(options, target=target is not None, draft=draft is not None)
+    errors = Gather()
+    target_ckpt = draft_ckpt = None
+    with errors.step():
+        target_ckpt = open_target(target, options) if target is not None else None
+    with errors.step():
+        draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
+    errors.raise_found()
+    return lift_opened(target_ckpt, draft_ckpt, options)
+
+
+def check_given(options: LiftOptions, *, target: bool, draft: bool) -> None:
+    """Check that the components that were asked for are those that were given.
+
+    Raises:
+        UsageError: They are not.
+    """
+    has_draft = draft or options.spec_method == Mtp.method
+    parse_components(options.components).check_given(target=target, draft=has_draft)
+
+
+def open_target(path: str | Path, options: LiftOptions) -> Checkpoint:
+    """Open the checkpoint of a target, with the file of its own draft if that is asked for.
+
+    Raises:
+        InputError: See `Checkpoint.open`.
+        UnsupportedError: See `Checkpoint.open`.
+        ResourceError: See `Checkpoint.open`.
+    """
     also = MTP_FILES if options.spec_method == Mtp.method else ()
-    target_ckpt = Checkpoint.open(target, role="target", also=also) if target is not None else None
-    draft_ckpt = Checkpoint.open(draft, role="draft") if draft is not None else None
+    return Checkpoint.open(path, role="target", also=also)
+
+
+def lift_opened(
+    target_ckpt: Checkpoint | None, draft_ckpt: Checkpoint | None, options: LiftOptions
+) -> Module:
+    """The same for open checkpoints, at least one of them.
+
+    What is wrong with one config, tensor or network does not keep the others from being looked at:
+    the error tells all that was found. The checkpoints keep their findings either way.
+
+    Raises:
+        InputError: See `lift`.
+        UnsupportedError: See `lift`.
+        UsageError: See `lift`.
+    """
     if target_ckpt is not None and is_draft(target_ckpt):
         raise InputError(
             "draft/needs-target",
@@ -76,26 +117,36 @@ def lift(
     module.checkpoints.update(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
-    target_config = None
+    errors = Gather()
+    target_config = lifted_draft = decision = None
     if target_ckpt is not None:
-        reject_experts(target_ckpt)
-        target_config = read_text_config(target_ckpt)
-        get_target(target_config)
-    lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
+        with errors.step():
+            reject_experts(target_ckpt)
+            target_config = read_text_config(target_ckpt)
+            get_target(target_config)
+    with errors.step():
+        lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
+    errors.raise_found()
     if decision is not None:
         module.decisions.append(decision)
     base = target_config or (lifted_draft.text if lifted_draft else None)
     assert base is not None
     length = _model_len(base, options)
     _symbols(module, options, lifted_draft)
-    num_tokens = count_tokens(target_ckpt, base) if target_ckpt else base.vocab_size
+    num_tokens = base.vocab_size
+    if target_ckpt is not None:
+        with errors.step():
+            num_tokens = count_tokens(target_ckpt, base)
     if target_ckpt is not None and target_config is not None:
         # A row more than the runtime may use: engines pad single-row calls.
         spare = lifted_draft.steps if lifted_draft and options.pads_rounds else 1
         sizes = TargetSize(length + max(spare, 1), _input_len(length, options), num_tokens)
-        _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
+        with errors.step():
+            _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
     if lifted_draft is not None:
-        _lift_draft(module, lifted_draft, target_config, length, num_tokens)
+        with errors.step():
+            _lift_draft(module, lifted_draft, target_config, length, num_tokens)
+    errors.raise_found()
     module.metadata["limits"] = {
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
@@ -135,24 +186,30 @@ def _lift_target(
     weights = ModuleWeights(
         module, checkpoint, quantization, names, (target_names.CANONICAL, prefix)
     )
-    taps = draft.taps(config) if draft is not None else ()
+    taps: tuple[int, ...] = ()
     if draft is not None:
-        draft.check_target(config)
-    check_layers(checkpoint, names, config.num_hidden_layers)
+        with weights.errors.step():
+            draft.check_target(config)
+            taps = draft.taps(config)
     built = "language model is"
     left = dict(frontend.left_out)
     if isinstance(draft, Mtp):
         del left[MTP_BLOCK]
     owned: Sequence[str] = ()
     if (vision := _vision(frontend, weights, parse_components(options.components))) is not None:
-        vision.build_target(weights, config, taps, sizes.capacity)
-        module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
-        module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
+        with weights.errors.step():
+            check_layers(checkpoint, names, config.num_hidden_layers)
+            vision.build_target(weights, config, taps, sizes.capacity)
+            module.symbols["n"] = SymbolRange(1, options.prefill_chunk)
+            module.metadata["vision"] = vision.build(weights, config, sizes.input_length)
         left = {part: globs for part, globs in left.items() if part != vision.part}
         built = f"language model and the {vision.part} are"
         owned = frontend.left_out[vision.part]
     else:
-        frontend.build(weights, config, taps, sizes.capacity)
+        with weights.errors.step():
+            check_layers(checkpoint, names, config.num_hidden_layers)
+            frontend.build(weights, config, taps, sizes.capacity)
+    weights.errors.raise_found()
     ignorable = [*MTP_TENSORS, *(pattern for patterns in left.values() for pattern in patterns)]
     _note(module, weights, weights.quantization.findings, check_unread(weights, ignorable, owned))
     module.decisions.extend(left_out(weights, left, built))
@@ -197,7 +254,9 @@ def _lift_draft(
 ) -> None:
     weights = draft.open_weights(module)
     hidden = draft.target_hidden if target is None else target.hidden_size
-    draft.build(weights, DraftSize(hidden, num_tokens, length))
+    with weights.errors.step():
+        draft.build(weights, DraftSize(hidden, num_tokens, length))
+    weights.errors.raise_found()
     unread = check_unread(weights, draft.ignorable)
     _note(module, weights, draft.findings(weights), unread)
     bias_findings(weights.checkpoint, weights.names(), draft.text)

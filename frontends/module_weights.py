@@ -9,12 +9,16 @@ from dataclasses import asdict
 
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint, TensorInfo
+from edgecc.frontends.gather import Gather
 from edgecc.frontends.quantization import Quantization
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Dense, Encoding, IntShape
 from edgecc.ir.rope import RopeParams
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, Param, Stored, StoredPart, Unbound, Weight
+
+UNREADABLE = "unreadable"
+"""Role of the stand-in for a stored weight that cannot be used."""
 
 
 class ModuleWeights:
@@ -32,6 +36,8 @@ class ModuleWeights:
 
     Attributes:
         owner: What their symbols begin with.
+        errors: What is wrong with single tensors: an unbound weight stands in for each, so that one
+            run finds all of them. Whoever builds a network raises them at its end.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class ModuleWeights:
         self.quantization = quantization
         self._names = dict(names or {})
         self._prefix = prefix
+        self.errors = Gather()
         self.owner = owner or checkpoint.role
         self._scope = checkpoint.tensors if owner is None else frozenset(self._names.values())
         module.weights.readers[checkpoint.role] = checkpoint
@@ -63,26 +70,20 @@ class ModuleWeights:
 
     def matrix(self, module: str, rows: int, columns: int) -> str:
         """A linear or embedding weight `[rows, columns]`, packed or dense; returns its symbol."""
-        stored = self._stored(f"{module}.weight").removesuffix(".weight")
-        found = self.quantization.weight(stored, (rows, columns))
-        return self._add(f"{module}.weight", (rows, columns), found.encoding, found.parts)
+        name = f"{module}.weight"
+        with self.errors.step():
+            stored = self._stored(name).removesuffix(".weight")
+            found = self.quantization.weight(stored, (rows, columns))
+            return self._add(name, (rows, columns), found.encoding, found.parts)
+        return self.unbound(name, rows, columns, UNREADABLE)
 
     def vector(self, name: str, size: int) -> str:
-        """A dense vector, such as a norm weight or a bias; returns its symbol.
-
-        Raises:
-            InputError: The stored tensor has another shape or is not floating-point.
-        """
+        """A dense vector, such as a norm weight or a bias; returns its symbol."""
         return self.dense(name, (size,))
 
     def dense(self, name: str, shape: IntShape) -> str:
-        """A dense parameter of any rank; returns its symbol.
-
-        Raises:
-            InputError: The stored tensor has another shape or is not floating-point.
-        """
-        info = self._floating(name, shape)
-        return self._add(name, shape, Dense(info.dtype), {"weight": self._stored(name)})
+        """A dense floating-point parameter of any rank; returns its symbol."""
+        return self._dense(name, shape, shape)
 
     def kernel(self, name: str, rows: int, kernel: IntShape) -> str:
         """A convolution whose stride is its kernel, as a matrix over flat patches; its symbol.
@@ -91,20 +92,11 @@ class ModuleWeights:
             name: Of the tensor `[rows, *kernel]`.
             rows: Output channels.
             kernel: Input channels and the sizes of a patch.
-
-        Raises:
-            InputError: The stored tensor has another shape or is not floating-point.
         """
-        info = self._floating(name, (rows, *kernel))
-        shape = (rows, math.prod(kernel))
-        return self._add(name, shape, Dense(info.dtype), {"weight": self._stored(name)})
+        return self._dense(name, (rows, *kernel), (rows, math.prod(kernel)))
 
     def one_plus(self, name: str, size: int) -> str:
-        """A vector stored as its offset from one: `1 + w` in float32; returns its symbol.
-
-        Raises:
-            InputError: The stored tensor has another shape or is not floating-point.
-        """
+        """A vector stored as its offset from one: `1 + w` in float32; returns its symbol."""
         offset = self.vector(name, size)
         return self.module.weights.derive(f"{offset}+1", "add_one", (offset,))
 
@@ -173,6 +165,14 @@ class ModuleWeights:
             and name not in self.quantization.consumed
             and not any(fnmatch.fnmatchcase(name, p) for p in patterns)
         ]
+
+    def _dense(self, name: str, stored: IntShape, shape: IntShape) -> str:
+        """A dense parameter as it is stored, under the shape that it is used in."""
+        with self.errors.step():
+            info = self._floating(name, stored)
+            return self._add(name, shape, Dense(info.dtype), {"weight": self._stored(name)})
+        weight = Weight(shape, Dense(DType.BF16), Unbound(UNREADABLE, (name,)))
+        return self.module.weights.add(self._symbol(name), weight)
 
     def _floating(self, name: str, shape: IntShape) -> TensorInfo:
         """What is known of a dense floating-point tensor, which counts as read from here on."""

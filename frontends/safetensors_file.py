@@ -26,7 +26,7 @@ from edgecc.ir.types import DType
 Array: TypeAlias = NDArray[Any]
 
 MAX_HEADER = 100_000_000
-MAX_TENSORS = 1_000_000
+MAX_TENSORS = 400_000
 MAX_RANK = 8
 MAX_NAME = 1024
 
@@ -205,6 +205,8 @@ class SafetensorsFile:
         )
 
     def _parse(self, header: bytes) -> dict[str, _Entry]:
+        if header.count(b'"data_offsets"') > MAX_TENSORS:  # before they take memory
+            self._too_many(f"more than {MAX_TENSORS}")
         if not header.startswith(b"{"):
             self._fail("checkpoint/bad-header", "the header does not start with '{'")
         fields = parse_object(header, self._where)
@@ -212,11 +214,11 @@ class SafetensorsFile:
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             self._fail("checkpoint/bad-header", "__metadata__ must map strings to strings")
         if len(fields) > MAX_TENSORS:
-            self._fail(
-                "checkpoint/bad-header",
-                f"{len(fields)} tensors, at most {MAX_TENSORS} are accepted",
-            )
+            self._too_many(str(len(fields)))
         return {key: self._entry(key, value) for key, value in fields.items()}
+
+    def _too_many(self, count: str) -> NoReturn:
+        self._fail("checkpoint/bad-header", f"{count} tensors, at most {MAX_TENSORS} are accepted")
 
     def _entry(self, key: str, value: Json) -> _Entry:
         if fault := name_fault(key):

@@ -17,6 +17,10 @@ JsonObject: TypeAlias = dict[str, Json]
 MAX_DEPTH = 32
 """Deepest nesting accepted; real configs use about six levels."""
 
+MAX_VALUES = 4_000_000
+"""Most commas accepted, and so most values. Real vocabularies and headers have less than half; a
+hundred megabytes of numbers would take a minute and gigabytes to parse."""
+
 LFS_MAGIC = b"version https://git-lfs.github.com/spec/"
 
 
@@ -34,11 +38,13 @@ def parse_object(data: bytes, where: str, *, constants: bool = False) -> JsonObj
             no such values. Numbers that are used are checked by their reader.
 
     Raises:
-        InputError: Not UTF-8, not JSON, not an object, a duplicate key, nested too deeply, or a
-            Git LFS pointer.
+        InputError: Not UTF-8, not JSON, not an object, a duplicate key, nested too deeply, of too
+            many values, or a Git LFS pointer.
     """
     if data.startswith(LFS_MAGIC):
         raise lfs_pointer(where)
+    if data.count(b",") > MAX_VALUES:
+        raise _bad(where, f"it holds more than {MAX_VALUES} values")
     try:
         value = json.loads(
             data.decode("utf-8"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecc.devices import DEVICES
+from edgecc.docstrings import sections_of
 from edgecc.errors import EdgeccError
 from edgecc.passes.base import Pass, print_value
 from edgecc.passes.default import default_pipeline
@@ -83,7 +84,7 @@ def manual_of(cls: type[Pass[Any]]) -> Manual:
     A docstring is one sentence, then sections: a heading on a line of its own and the text below
     it, indented. Text in no section is not part of the manual.
     """
-    summary, sections = _sections(inspect.cleandoc(cls.__doc__ or ""))
+    summary, sections = sections_of(inspect.cleandoc(cls.__doc__ or ""))
     options = tuple(
         Option(f.name.replace("_", "-"), _type_name(f.type), _default(f))
         for f in dataclasses.fields(cls.options_type)
@@ -104,19 +105,6 @@ def _tolerance(cls: type[Pass[Any]]) -> float:
         return cls().tolerance
     except (TypeError, EdgeccError):  # options without defaults, or defaults that are refused
         return cls.tolerance
-
-
-def _sections(text: str) -> tuple[str, dict[str, str]]:
-    head, _, body = text.partition("\n\n")
-    summary = " ".join(line.strip() for line in head.splitlines())
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in body.splitlines():
-        if line and not line[0].isspace():
-            lines = found.setdefault(line.rstrip(":"), [])
-        else:
-            lines.append(line)
-    return summary, {name: inspect.cleandoc("\n".join(part)) for name, part in found.items()}
 
 
 def _type_name(type_: Any) -> str:

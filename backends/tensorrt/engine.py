@@ -37,7 +37,8 @@ class TrtEngine:
         artifact: The bundle's part of the manifest, checked.
 
     Attributes:
-        rounds: Greedy rounds on the device; None for a target that does not choose tokens.
+        rounds: Greedy rounds on the device; None for a target that does not choose tokens, or that
+            reads images.
     """
 
     def __init__(self, state: DeviceState, artifact: Mapping[str, Any]) -> None:
@@ -46,6 +47,8 @@ class TrtEngine:
         self._entries = {"target": self._executable("target", {})}
         if "draft" in artifact["entries"]:
             self._entries["draft"] = self._executable("draft", self._taps())
+        if "vision" in artifact["entries"]:
+            self._entries["vision"] = self._executable("vision", {})
         self.rounds: TrtRounds | None = self._rounds()
 
     def entry(self, name: str) -> TrtExecutable:
@@ -96,6 +99,8 @@ class TrtEngine:
         target = self._entries["target"]
         if Role.CHOSEN_TOKENS not in target.interface.outputs:
             return None
+        if Role.POSITIONS in target.interface.inputs:
+            return None  # positions are the prompt's: the host passes them, and so makes the calls
         return TrtRounds(self._state, target, self._entries.get("draft"))
 
 
@@ -121,7 +126,6 @@ def open_engine(
         ResourceError: The GPU has too little memory.
     """
     check_engines(artifact)
-    _check_driven(artifact)
     weights = _weights(bundle, artifact)
     library = load_library(artifact["library"])
     _check_version(library, artifact)
@@ -149,20 +153,6 @@ def open_engine(
     except BaseException:
         state.close()
         raise
-
-
-def _check_driven(artifact: Mapping[str, Any]) -> None:
-    """Nothing here passes images and their positions.
-
-    Raises:
-        UnsupportedError: The target reads images.
-    """
-    if "vision" in artifact["entries"]:
-        raise UnsupportedError(
-            "tensorrt/images",
-            "the runtime does not drive targets that read images on a GPU yet",
-            help="compile with --components text for text alone, or for --device cpu",
-        )
 
 
 def _weights(bundle: BundleFiles, artifact: Mapping[str, Any]) -> BoundWeights:

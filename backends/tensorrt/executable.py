@@ -218,6 +218,7 @@ class TrtExecutable:
             RequestError: It is larger than its memory.
         """
         value = self.values[port.name]
+        array = self._padded(port.role, array)
         shape = array.shape
         if any(size > most for size, most in zip(shape, value.shape, strict=True)):
             raise RequestError(
@@ -230,6 +231,13 @@ class TrtExecutable:
             self._state.stream.clear(value.address, byte_count(shape, value.dtype))
         self._state.stream.upload(value.address, np.ascontiguousarray(array, dtype=value.dtype))
         return shape
+
+    def _padded(self, role: Role, array: Array) -> Array:
+        """What tells of each token's place, for the rows of padding too: any place will do."""
+        if role not in (Role.POSITIONS, Role.IMAGE_ROWS):
+            return array
+        missing = max(0, self.min_rows - array.shape[-1])
+        return np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, missing)])
 
     def _download(self, role: Role, shapes: Mapping[str, Shape]) -> Array:
         """An output on the host, filled when the stream is done; 16-bit floats as they are."""

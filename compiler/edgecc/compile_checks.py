@@ -192,14 +192,8 @@ def _check_method(module: Module, options: CompileOptions) -> None:
             help="edgecc lift and edgecc opt take this pair, and a GPU's engines can be built; "
             f"compile for {runs_here[0]} takes drafts of method {', '.join(RUNTIME_METHODS)}",
         )
-    reasons = [
-        *([] if driven else [f"method {method}"]),
-        *(["images"] if "vision" in module.graphs and not runs_here else []),
-    ]
-    if reasons:
-        module.decisions.append(
-            f"engines only: the runtime does not drive {' and '.join(reasons)} yet"
-        )
+    if not driven:
+        module.decisions.append(f"engines only: the runtime does not drive method {method} yet")
 
 
 def _check_head_choice(module: Module, options: CompileOptions) -> None:

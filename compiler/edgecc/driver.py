@@ -17,9 +17,10 @@ from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
 from edgecc.compile_checks import check_module, check_needs_draft
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
+from edgecc.contract.examination import examine
 from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_artifacts
 from edgecc.device_lowering import lower_for, pass_manager
-from edgecc.errors import Diagnostic, InputError, Severity
+from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import OWN_BLOCK, LiftOptions
 from edgecc.ir.core import Module
@@ -170,20 +171,22 @@ def _default_output(target: Path) -> str:
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
     check_needs_draft(options, draft is not None or options.spec_method == OWN_BLOCK)
     report("lift", 0, 1)
-    module = lift_checkpoints(
-        target,
-        draft,
-        LiftOptions(
-            max_model_len=options.max_model_len,
-            max_input_len=options.max_input_len,
-            prefill_chunk=options.prefill_chunk,
-            spec_method=options.spec_method,
-            num_speculative_tokens=options.num_speculative_tokens,
-            max_batch_size=options.max_batch_size,
-            pads_rounds=any(d.pads_rounds for d in options.devices),
-            components=options.components,
-        ),
+    sizes = LiftOptions(
+        max_model_len=options.max_model_len,
+        max_input_len=options.max_input_len,
+        prefill_chunk=options.prefill_chunk,
+        spec_method=options.spec_method,
+        num_speculative_tokens=options.num_speculative_tokens,
+        max_batch_size=options.max_batch_size,
+        pads_rounds=any(d.pads_rounds for d in options.devices),
+        components=options.components,
     )
+    found = examine(target, draft, sizes)
+    try:
+        module = found.lifted()
+    except EdgeccError:
+        found.close()
+        raise
     report("lift", 1, 1)
     return module
 

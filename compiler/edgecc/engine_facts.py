@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
+from edgecc.backends.base import Role
 from edgecc.backends.cache import cache_directory
+from edgecc.backends.interface import DTYPES
 from edgecc.backends.tensorrt.artifact import check_engines
 from edgecc.backends.tensorrt.library import NAMES
 from edgecc.devices import DEVICES
@@ -46,7 +49,16 @@ def _runs_on(artifact: Mapping[str, Any]) -> dict[str, Any]:
         "builder_version": artifact["library_version"],
         "computes_in": artifact["compute_type"],
         "weights": artifact["weights"],
+        "state_bytes": _state_bytes(artifact),
     }
+
+
+def _state_bytes(artifact: Mapping[str, Any]) -> int:
+    """Memory of a sequence for states and logs: each has two places, see `TrtExecutable`."""
+    ports = (p for entry in artifact["entries"].values() for p in entry["inputs"])
+    held = (p for p in ports if p["role"] in (Role.STATE, Role.STATE_LOG))
+    sizes = (int(prod(p["shape"][1:])) * DTYPES[p["dtype"]].itemsize for p in held)
+    return 2 * sum(sizes)
 
 
 def _gpus(number: int) -> str:
@@ -79,6 +91,9 @@ def engine_lines(facts: Mapping[str, Any], *, weights: bool) -> Iterator[str]:
             f"  {device}: built by {product} {found['builder_version']}, computes in "
             f"{found['computes_in']}, weights: {found['weights']}"
         )
+        if found["state_bytes"]:
+            held = f"{found['state_bytes']:,} bytes a sequence"
+            yield f"  {device}: states and their logs, twice: {held}"
     for name, engine in facts["engines"].items():
         yield f"engine {name}"
         yield from (f"  {line}" for line in _lines(engine, weights))

@@ -25,6 +25,7 @@ from edgecc.frontends.drafts.base import (
 from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
 from edgecc.frontends.drafts.names import stores
+from edgecc.frontends.gather import Gather
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Json, Value
@@ -66,9 +67,16 @@ class DSpark(Draft):
         Raises:
             InputError: One of them is of another target.
         """
-        config = self.config
-        check_taps(config.target_layer_ids, config.numbering, config.num_target_layers, target)
-        check_vocabulary(self.text, target)
+        config, errors = self.config, Gather()
+        with errors.step():
+            check_taps(config.target_layer_ids, config.numbering, config.num_target_layers, target)
+        with errors.step():
+            check_vocabulary(self.text, target)
+        with errors.step():
+            self._check_mask(target)
+        errors.raise_found()
+
+    def _check_mask(self, target: TextConfig) -> None:
         if self.config.mask_token_id >= target.vocab_size:
             raise InputError(
                 "draft/mask-token",

@@ -10,7 +10,9 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts.places import Places, no_tapped_layers, shown, tapped_layers
 from edgecc.frontends.drafts.variants import reject_layers, reject_rope_layout, reject_scales
 
-_NESTED = ("dspark_config", "dflash_config", "eagle_config")
+NESTED = ("dspark_config", "dflash_config", "eagle_config")
+"""Objects of a draft's config that may hold its facts."""
+
 _MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 _CAUSAL = ("is_causal", "causal", "causal_head", "dflash_query_causal")
 _OTHER_FAMILIES = ("deepseek", "gemma")
@@ -48,7 +50,7 @@ def read_dspark_config(checkpoint: Checkpoint) -> DSparkConfig:
         InputError: A fact is missing, contradictory or out of range.
         UnsupportedError: A variant this frontend does not build (named in the message).
     """
-    places = Places(checkpoint, _NESTED)
+    places = Places(checkpoint, NESTED)
     text = read_text_config(checkpoint)
     _reject_layouts(places)
     _reject_networks(places, text)
@@ -78,7 +80,7 @@ def declared_rank(checkpoint: Checkpoint) -> int | None:
     Raises:
         InputError: It is no number, or given twice with different values.
     """
-    return Places(checkpoint, _NESTED).integer("markov_rank", minimum=0)
+    return Places(checkpoint, NESTED).integer("markov_rank", minimum=0)
 
 
 def _reject_layouts(places: Places) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgecc.errors import UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.stored import bad, check_scalar, sidecar
 from edgecc.ir.encodings import NVFP4
@@ -26,6 +27,7 @@ def nvfp4_parts(
     Raises:
         InputError: A scale is missing, of a wrong dtype or shape, or not a positive number; or the
             packed weight does not have the shape the model needs.
+        UnsupportedError: A row is no whole number of blocks.
     """
     key = f"{module}.weight"
     if len(shape) != 2:
@@ -62,10 +64,11 @@ def _check_matrix(checkpoint: Checkpoint, parts: Mapping[str, str], shape: tuple
             "dtype and scales say that two values share a byte, whatever the shape looks like",
         )
     if columns % block:
-        raise bad(
-            "quant/bad-shape",
+        raise UnsupportedError(
+            "quant/partial-block",
             f"{columns} columns are not a multiple of the block {block}",
-            location,
+            where=location,
+            help="use an export that leaves this layer unquantized",
         )
     expected = (rows, columns // block)
     if scale.dtype is not DType.F8E4M3 or scale.shape != expected:

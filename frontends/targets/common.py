@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edgecc.errors import InputError, UnsupportedError
+from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
 
@@ -37,12 +37,14 @@ def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
         return table
     head = weights.matrix("lm_head", config.vocab_size, config.hidden_size)
     entries = weights.module.weights
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings and not weights.errors.errors:
         if entries[head].encoding != entries[table].encoding:
             weights.module.decisions.append(
                 f"{head} is used although tie_word_embeddings is true: it is "
                 f"{entries[head].encoding}, the embedding {entries[table].encoding}"
             )
+        elif weights.checkpoint.metadata_only:
+            weights.checkpoint.findings.append(_not_compared(weights, config))
         elif entries.digest(head) != entries.digest(table):
             raise InputError(
                 "target/tied-heads-differ",
@@ -53,6 +55,18 @@ def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
         else:
             return table
     return head
+
+
+def _not_compared(weights: ModuleWeights, config: TextConfig) -> Diagnostic:
+    return Diagnostic(
+        "target/tied-heads-stored",
+        "tie_word_embeddings is true, but an lm_head is stored: whether it is the embedding is "
+        "only seen when compiling",
+        where=weights.checkpoint.location(weights.stored_name("lm_head.weight")),
+        notes=(f"{config.at('tie_word_embeddings')} is true",),
+        help="remove lm_head.weight, or set tie_word_embeddings to false if it is another matrix",
+        severity=Severity.NOTE,
+    )
 
 
 def check_variant(config: TextConfig, kinds: Collection[str]) -> None:

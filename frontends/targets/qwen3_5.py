@@ -240,9 +240,10 @@ def _check_tensors(weights: ModuleWeights, config: TextConfig) -> None:
         UnsupportedError: Projections are stored fused.
     """
     names, role = weights.names(), weights.checkpoint.role
+    parts = {".".join(name.split(".")[:size]): name for name in names for size in (4, 5)}
     for i, kind in enumerate(config.layer_types):
         layer = f"model.layers.{i}."
-        stored = {m for m in _MIXERS.values() if any(n.startswith(f"{layer}{m}.") for n in names)}
+        stored = {mixer for mixer in _MIXERS.values() if f"{layer}{mixer}" in parts}
         if stored and stored != {_MIXERS[kind]}:
             raise InputError(
                 "target/layer-kind",
@@ -251,7 +252,7 @@ def _check_tensors(weights: ModuleWeights, config: TextConfig) -> None:
                 where=config.at("layer_types"),
                 help="config and weights are of different models or revisions: fetch both again",
             )
-        fused = next((n for f in _FUSED for n in names if n.startswith(f"{layer}{f}.")), None)
+        fused = next((parts[layer + f] for f in _FUSED if layer + f in parts), None)
         if fused is not None:
             raise UnsupportedError(
                 "target/fused-projections",

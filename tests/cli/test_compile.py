@@ -20,6 +20,7 @@ from edgecc.cli import main
 from helpers.checkpoints import edit_tensors, write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
 from helpers.eagle3 import write_eagle3
+from helpers.hybrid import write_hybrid_target
 
 FAST = ("--max-model-len", 24, "--verify", "none")
 
@@ -152,6 +153,26 @@ class TestSpeculativeConfig:
             assert Bundle.open(out).manifest["draft"]["num_speculative_tokens"] == 2
         same = ("--draft", draft, "-k", 2, "--spec-method", "dspark", "--dry-run")
         assert edgecc("compile", target, *flags, *same).code == 0
+
+    def test_a_block_of_the_target(self, edgecc: Command, tmp_path: Path, draft: Path) -> None:
+        """As flags and as JSON; the text of such a module says so itself."""
+        target = write_hybrid_target(tmp_path / "t", mtp=1)
+        text = '{"method": "mtp", "num_speculative_tokens": 2}'
+        flags = ("--speculative-config", text)
+        for way in (flags, ("--spec-method", "mtp", "-k", 2)):
+            out = tmp_path / "b"
+            result = edgecc("compile", target, "-o", out, *FAST, *way)
+            assert result.code == 0
+            assert "speculation by method mtp: it was asked for" in result.err
+            assert Bundle.open(out).manifest["draft"]["num_speculative_tokens"] == 2
+        lifted = tmp_path / "t.eir"
+        assert edgecc("lift", target, "--spec-method", "mtp", "-k", 2, "-o", lifted).code == 0
+        again = edgecc("compile", lifted, "-o", tmp_path / "c", "--dry-run", "--spec-method", "mtp")
+        assert again.code == 0
+        other = edgecc("compile", lifted, "-o", tmp_path / "d", "--spec-method", "eagle3")
+        assert (other.code, other.id) == (2, "usage/lifted-method")
+        both = edgecc("compile", target, *flags, "--draft", draft, "-o", tmp_path / "e")
+        assert (both.code, both.id) == (2, "usage/spec-method")
 
     def test_nulls_are_nothing(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         text = '{"method": null, "model": null, "num_speculative_tokens": null}'
@@ -324,28 +345,35 @@ class TestRefused:
 
     @pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--device", "onnx"]], ids=" ".join)
     def test_drafts_the_runtime_does_not_drive(
-        self, edgecc: Command, tmp_path: Path, target: Path, flags: list[str]
+        self, edgecc: Command, tmp_path: Path, foreign: Path, flags: list[str]
     ) -> None:
-        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
         out = tmp_path / "out"
         out.mkdir()
         dump = ["--dump-ir", tmp_path / "ir"]
-        result = edgecc("compile", target, "--draft", draft, "-o", out / "b", *flags, *dump)
+        result = edgecc("compile", foreign, "-o", out / "b", *flags, *dump)
         assert (result.code, result.id, result.out) == (4, "draft/no-runtime", "")
-        assert "eagle3: lifting and evaluating work, the runtime does not drive it" in result.err
-        assert "draft/config.json: architectures" in result.err
+        assert "medusa: lifting and evaluating work, the runtime does not drive it" in result.err
         assert list(out.iterdir()) == []
         assert list(tmp_path.glob("ir/*")) == []
 
     def test_engines_for_drafts_the_runtime_does_not_drive(
-        self, edgecc: Command, tmp_path: Path, target: Path
+        self, edgecc: Command, tmp_path: Path, foreign: Path
     ) -> None:
         """They are built from evaluated graphs, and the report says what is missing."""
-        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
         flags = ["--device", "sm120", "--dry-run", "-o", tmp_path / "b"]
-        result = edgecc("compile", target, "--draft", draft, *flags)
+        result = edgecc("compile", foreign, *flags)
         assert result.code == 0
-        assert "engines only: the runtime does not drive method eagle3 yet" in result.err
+        assert "engines only: the runtime does not drive method medusa yet" in result.err
+
+    @pytest.fixture
+    def foreign(self, edgecc: Command, tmp_path: Path, target: Path) -> Path:
+        """IR text of a pair whose draft is of a method from elsewhere."""
+        draft = write_eagle3(tmp_path / "d", hidden=SMALL["hidden"], taps=1, target_layer_ids=[0])
+        path = tmp_path / "pair.eir"
+        assert edgecc("lift", target, "--draft", draft, "-o", path).code == 0
+        path.write_text(path.read_text().replace('"method": "eagle3"', '"method": "medusa"'))
+        assert "medusa" in path.read_text()
+        return path
 
     def test_flags_of_other_tools_are_named(self, edgecc: Command, target: Path) -> None:
         for flag, tool in (("--tp", "SGLang"), ("--enforce-eager", "vLLM")):

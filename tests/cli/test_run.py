@@ -42,6 +42,47 @@ def answer(edgecc: Command, bundle: Path, *flags: object) -> dict[str, Any]:
     return found
 
 
+class TestSeveral:
+    PROMPTS = ("def f(x):", "a", "class A:")
+
+    def flags(self) -> list[str]:
+        return [flag for prompt in self.PROMPTS for flag in ("--prompt", prompt)]
+
+    def test_text_in_order(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, *self.flags(), "--max-new-tokens", 8)
+        with package.load(bundle) as generator:
+            expected = [generator.generate(p, max_new_tokens=8) for p in self.PROMPTS]
+        assert result.out == "".join(f"{answer.text}\n" for answer in expected)
+        count = sum(len(answer.token_ids) for answer in expected)
+        reasons = ", ".join(dict.fromkeys(str(answer.finish_reason) for answer in expected))
+        assert result.last == f"edgecc: ok {count} tokens in 3 answers, finished by {reasons}"
+
+    def test_json(self, edgecc: Command, bundle: Path) -> None:
+        found = answer(edgecc, bundle, *self.flags(), "--max-new-tokens", 6)["answers"]
+        single = [
+            answer(edgecc, bundle, "--prompt", prompt, "--max-new-tokens", 6)
+            for prompt in self.PROMPTS
+        ]
+        for several, alone in zip(found, single, strict=True):
+            assert several.keys() == alone.keys()
+            for key in ("token_ids", "text", "finish_reason", "accepted", "proposed"):
+                assert several[key] == alone[key]
+
+    def test_statistics_of_each(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, *self.flags(), "--max-new-tokens", 4, "--stats")
+        assert sum(line.startswith("answer ") for line in result.err.splitlines()) == 3
+
+    def test_one_of_them_is_refused(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, "--prompt", "a", "--prompt", "x" * 64)
+        assert "request/prompt-too-long" in result.err
+        assert result.out == ""
+
+    def test_images_go_with_one(self, edgecc: Command, bundle: Path) -> None:
+        result = edgecc("run", bundle, *self.flags(), "--image", "cat.png")
+        assert result.code == 2
+        assert "usage/prompt" in result.err
+
+
 class TestText:
     def test_streams_to_standard_output(self, edgecc: Command, bundle: Path) -> None:
         result = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8)

@@ -166,3 +166,24 @@ def test_a_bundle_of_it(tmp_path: Path, device: str) -> None:
     assert edgecc.inspection.inspect_path(out)["draft"]["checkpoint"] == target.name
     for check in verify_bundle(out, prompts=2, max_new_tokens=8).checks:
         assert check.passed, check
+
+
+def test_several_at_a_time(tmp_path: Path) -> None:
+    """Answers and rounds are those of each request alone."""
+    target, out = checkpoint(tmp_path, "partly"), tmp_path / "bundle"
+    edgecc.compile(
+        target,
+        out=out,
+        spec_method="mtp",
+        num_speculative_tokens=4,
+        max_model_len=LENGTH,
+        prefill_chunk=CHUNK,
+        max_batch_size=3,
+    )
+    prompts = [prompt_of(n) for n in (1, 9, 20, 5)]
+    with edgecc.load(out) as several:
+        requests = [several.request(token_ids=ids, max_new_tokens=20) for ids in prompts]
+        for ids, found in zip(prompts, several.generate_batch(requests), strict=True):
+            alone = several.generate(token_ids=ids, max_new_tokens=20)
+            assert found.token_ids == alone.token_ids
+            assert found.stats.accepted_by_round == alone.stats.accepted_by_round

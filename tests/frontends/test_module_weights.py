@@ -85,16 +85,35 @@ def test_a_vector_of_another_kind(tmp_path: Path, value: np.ndarray, found: str)
         tensors["model.norm.weight"] = value
 
     weights = open_weights(edit_tensors(path, change))
+    weights.vector("model.norm.weight", 64)
     with pytest.raises(InputError, match=rf"shape \[64\], found {found}") as caught:
-        weights.vector("model.norm.weight", 64)
+        weights.errors.raise_found()
     assert caught.value.id == "checkpoint/shape"
     assert caught.value.diagnostics[0].where == "target/model.safetensors: model.norm.weight"
 
 
 def test_a_missing_vector(path: Path) -> None:
+    weights = open_weights(path)
+    symbol = weights.vector("model.nrm.weight", 64)
+    assert isinstance(weights.module.weights[symbol].source, Unbound)
     with pytest.raises(InputError, match=r"no tensor model.nrm.weight") as caught:
-        open_weights(path).vector("model.nrm.weight", 64)
+        weights.errors.raise_found()
     assert "model.norm.weight" in caught.value.diagnostics[0].help
+
+
+def test_every_fault_is_told(path: Path) -> None:
+    """Of the fifth missing tensor no name is suggested: that would take seconds for hundreds."""
+    weights = open_weights(path)
+    for i in range(6):
+        weights.vector(f"model.layers.{i}.nrm.weight", 64)
+    weights.vector("model.norm.weight", 63)
+    with pytest.raises(InputError) as caught:
+        weights.errors.raise_found()
+    missing, shape = caught.value.diagnostics
+    assert "model.layers.0.nrm.weight" in missing.message
+    assert shape.id == "checkpoint/shape"
+    helps = [bool(e.diagnostics[0].help) for e in weights.errors.errors[:6]]
+    assert helps == [True, True, True, True, False, False]
 
 
 def test_has(path: Path) -> None:
@@ -114,8 +133,9 @@ def test_has_knows_other_layouts_too(tmp_path: Path) -> None:
 
     weights = open_weights(edit_tensors(path, repack))
     assert weights.has("lm_head.weight")
+    weights.matrix("lm_head", 288, 64)
     with pytest.raises(UnsupportedError, match="compressed-tensors"):
-        weights.matrix("lm_head", 288, 64)
+        weights.errors.raise_found()
 
 
 def test_other_names(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ OTHER_LAWS = {
 """Passes whose property tests cannot be `check_pass`, and what they check instead."""
 
 
-def load_hook() -> ModuleType:
-    """The hook that makes the pages of passes."""
-    path = ROOT / "docs" / "hooks" / "pass_pages.py"
-    spec = importlib.util.spec_from_file_location("pass_pages", path)
+def load_hook(name: str = "pass_pages") -> ModuleType:
+    """A hook that makes pages of the documentation: of passes, unless told otherwise."""
+    path = ROOT / "docs" / "hooks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     hook = importlib.util.module_from_spec(spec)

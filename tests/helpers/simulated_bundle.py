@@ -40,6 +40,8 @@ def lowered(
     max_model_len: int = 64,
     chunk: int = 16,
     max_batch_size: int = 1,
+    method: str = "auto",
+    components: str = "text",
 ) -> Module:
     """A target, alone or with its draft, after the passes of the device.
 
@@ -50,7 +52,9 @@ def lowered(
         max_model_len=max_model_len,
         prefill_chunk=chunk,
         max_batch_size=max_batch_size,
+        spec_method=method,
         pads_rounds=True,
+        components=components,
     )
     module = lift(target, draft, options)
     PassManager(default_pipeline(device, activations="16bit")).run(module, PassContext(device))

@@ -257,8 +257,9 @@ class SimulatedContext(StandIn):
         symbols: dict[str, int] = {}
         for item in graph.inputs:
             for size, dim in zip(self._shapes[item.name], item.value.type.shape, strict=True):
-                if not isinstance(dim, int) and len(dim.terms) == 1 and dim.terms[0][1] == 1:
-                    symbols[dim.terms[0][0]] = size - dim.constant
+                if not isinstance(dim, int) and len(dim.terms) == 1:
+                    ((symbol, factor),) = dim.terms
+                    symbols[symbol] = (size - dim.constant) // factor
         names = [t["name"] for t in _outputs(self._engine)]
         shape = graph.outputs[names.index(name)].value.type.shape
         sizes = [d if isinstance(d, int) else d.substitute(symbols) for d in shape]

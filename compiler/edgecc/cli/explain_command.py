@@ -12,13 +12,20 @@ from edgecc.cli.output import Console, print_text
 
 @click.command(cls=Command, name="explain", short_help="Say where a tensor or node comes from.")
 @click.argument("path")
-@click.argument("name")
+@click.argument("name", required=False)
 @common
-def command(console: Console, path: str, name: str) -> int:
+def command(console: Console, path: str, name: str | None) -> int:
     """Say where NAME in PATH, a bundle or IR text, comes from, and what touched and uses it.
 
-    NAME is a weight (@symbol) or, in IR text, a value (%x or @graph/%x); globs are allowed.
+    NAME is a weight (@symbol) or, in IR text, a value (%x or @graph/%x); globs are allowed. With
+    one argument, the id of a finding or the name of a rule: what it means and what to do.
     """
+    if name is None:
+        from edgecc.contract.rule import find_manual
+        from edgecc.contract.rules import RULES
+
+        print_text(f"{find_manual(path, RULES)}\n")
+        return console.ok(path)
     from edgecc.explanation import explain
 
     print_text(explain(Path(path), name) + "\n")

@@ -28,6 +28,7 @@ from edgecc.signals import termination_raises
 
 COMMANDS = {
     "compile": "edgecc.cli.compile_command",
+    "check": "edgecc.cli.check_command",
     "run": "edgecc.cli.run_command",
     "inspect": "edgecc.cli.inspect_command",
     "verify": "edgecc.cli.verify_command",
@@ -62,6 +63,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(
                 [
                     ("compile", "Compile a target, alone or with its draft, to a bundle."),
+                    ("check", "Check a target and its draft by their metadata."),
                     ("run", "Generate text with a bundle."),
                     ("inspect", "Show what a checkpoint or a bundle holds."),
                     ("verify", "Prove a bundle on this machine."),
@@ -70,7 +72,7 @@ class LazyGroup(click.Group):
                     ("reduce", "Shrink IR text that makes passes fail."),
                     ("diff", "Compare two IR texts."),
                     ("passes", "List the passes, or show the manual of one."),
-                    ("explain", "Say where a tensor or node comes from."),
+                    ("explain", "Say where a tensor or node comes from, or what a finding means."),
                     ("cache", "Show or prune the cache of built artifacts."),
                 ]
             )

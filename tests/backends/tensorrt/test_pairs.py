@@ -244,7 +244,7 @@ def test_the_shipped_eagle3_pair_compiles(trt, tmp_path, device):
     found = compiled(PAIRS / target, PAIRS / draft, tmp_path / "b", device)
     assert set(found["engines"]) == {"target", "draft"}
     assert [s["role"] for s in found["shared"]] == ["embed_tokens"]
-    assert "engines only: the runtime does not drive method eagle3 yet" in found["decisions"]
+    assert not [d for d in found["decisions"] if d.startswith("engines only")]
 
 
 def test_a_small_hybrid_compiles(trt, tmp_path):
@@ -260,7 +260,7 @@ def test_a_small_hybrid_compiles(trt, tmp_path):
 
 
 def test_a_small_tower_compiles(trt, tmp_path):
-    """The tower is an engine; nothing passes images to it yet, and the bundle says so."""
+    """The tower is an engine beside the target's, and both are evaluated before."""
     sizes = HybridSizes(layer_types=(FULL,), head_dim=64, sections=(6, 5, 5))
     target = write_vision_target(tmp_path / "t", VisionSizes(depth=1, hidden=144, heads=2), sizes)
     write_tokenizer(target, images=True)
@@ -272,7 +272,6 @@ def test_a_small_tower_compiles(trt, tmp_path):
         "lowered next_logits",
     ]
     assert all(": ok" in c for c in report.checks)
-    assert "engines only: the runtime does not drive images yet" in report.decisions
     assert report.bundle is not None
     artifact = report.bundle.manifest["artifacts"]["sm120"]
     engines = artifact["engines"]
@@ -280,8 +279,7 @@ def test_a_small_tower_compiles(trt, tmp_path):
     assert [p["name"] for p in engines["vision"]["profiles"]] == ["image"]
     with pytest.raises(UnsupportedError) as caught:
         edgecc.load(out)
-    assert caught.value.id == "tensorrt/images"
-    assert "--components text" in str(caught.value)
+    assert caught.value.id in CANNOT_RUN
 
 
 def test_a_small_eagle3_pair_compiles(trt, tmp_path):
@@ -291,6 +289,28 @@ def test_a_small_eagle3_pair_compiles(trt, tmp_path):
         target, draft, out=tmp_path / "b", device="sm86", num_speculative_tokens=2
     )
     assert len(report.checks) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["sm86", "sm120"])
+def test_a_target_with_its_own_block_compiles(trt, tmp_path, device):
+    """The head is one engine, and so are all steps of the block but the first."""
+    sizes = HybridSizes(layer_types=(LINEAR, FULL))
+    target = write_hybrid_target(tmp_path / "t", sizes, mtp=1)
+    report = edgecc.compile(
+        target,
+        out=tmp_path / "b",
+        device=device,
+        spec_method="mtp",
+        num_speculative_tokens=4,
+        max_model_len=64,
+        prefill_chunk=8,
+    )
+    artifact = report.bundle.manifest["artifacts"][device]
+    steps = [step["graph"] for step in artifact["programs"]["draft"]]
+    assert steps.count("lm_head") == 4
+    assert steps.count("draft.step1") == 3
+    assert set(steps) == {"draft.body", "draft.step1", "draft.tail", "lm_head"}
 
 
 @pytest.mark.slow

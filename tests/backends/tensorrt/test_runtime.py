@@ -19,6 +19,7 @@ from edgecc.errors import (
     UnsupportedError,
 )
 from helpers.eagle3 import write_eagle3
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.lowered_pairs import (
     REAL_DRAFT,
     REAL_TARGET,
@@ -27,6 +28,7 @@ from helpers.lowered_pairs import (
     target_inputs,
     write_pair,
 )
+from helpers.mtp import make_predictable
 from helpers.remembering import RememberingInterpreter
 from helpers.simulated_bundle import artifact_of, lowered
 
@@ -314,6 +316,24 @@ def test_the_text_of_a_chain(make, chain):
     assert found.token_ids == greedy(chain, PROMPT, 24)
     assert found.stats.proposed > 0
     assert bundle.cuda.launched
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_the_text_of_a_target_that_drafts_itself(make, tmp_path, capturable):
+    """A hybrid whose states replay what its block has got right; steps share one engine."""
+    sizes = HybridSizes(layer_types=(LINEAR, FULL))
+    target = write_hybrid_target(tmp_path / "t", sizes, mtp=1)
+    module = lowered(make_predictable(target, 0.8), None, method="mtp")
+    bundle = make(module, capturable=capturable)
+    with bundle.generator() as generator:
+        for prompt in (PROMPT, PROMPT[:1]):
+            plain = generator.generate(
+                token_ids=prompt, max_new_tokens=30, speculation=False, ignore_eos=True
+            )
+            found = generator.generate(token_ids=prompt, max_new_tokens=30, ignore_eos=True)
+            assert found.token_ids == plain.token_ids
+            assert len({*found.stats.accepted_by_round}) > 1
+    assert {"draft.body", "draft.step1", "lm_head"} <= {n for n, _ in bundle.simulation.enqueued}
 
 
 def test_a_target_alone(make, checkpoints):

@@ -19,6 +19,7 @@ from edgecc.backends.runtime.golden_calls import next_logits, prompt_inputs, rep
 from edgecc.backends.runtime.near_ties import compare_near_tokens
 from edgecc.backends.tensorrt.executable import TrtExecutable
 from edgecc.devices import get_device
+from edgecc.engine_facts import engine_facts, engine_lines
 from edgecc.errors import BackendError, BundleError, RequestError
 from edgecc.memory_plan import plan_memory
 from helpers.checkpoints import write_draft
@@ -249,6 +250,22 @@ def test_prompts_of_any_length_one_after_another(make, module, length):
             assert answer(generator, prompt, 6, speculation=False) == expected
 
 
+def test_a_batch_has_the_texts_of_single_requests(make, checkpoints):
+    """Each slot has states, logs and turns of its own."""
+    with make(lowered(*checkpoints, max_batch_size=2)).generator() as generator:
+        wanted = [
+            {"token_ids": PROMPT[:length], "max_new_tokens": count, "ignore_eos": True, **more}
+            for length, count, more in (
+                (9, 8, {}),
+                (1, 5, {"speculation": False}),
+                (6, 6, {"num_speculative_tokens": 2}),
+            )
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+
+
 def test_to_the_last_position(make, module):
     """The draft is left out near the end: its last rows are replayed by a plain step."""
     prompt = PROMPT + PROMPT + PROMPT[:12]
@@ -340,6 +357,10 @@ def test_states_have_two_places_and_caches_one(make, module):
     held = sum(len(content(bundle, value)) for pair in places.values() for value in pair)
     (planned, *_) = plan_memory(module, get_device(DEVICE), {}).parts
     assert planned.states == held
+    facts = engine_facts({DEVICE: bundle.artifact})
+    assert facts["runs_on"][DEVICE]["state_bytes"] == held
+    told = f"{DEVICE}: states and their logs, twice: {held:,} bytes a sequence"
+    assert told in "\n".join(engine_lines(facts, weights=False))
     caches = (target.values[c.name] for c in target.interface.caches)
     assert planned.caches == sum(len(content(bundle, value)) for value in caches)
 
@@ -444,9 +465,9 @@ def test_the_shipped_pair_writes_the_text_of_its_cpu_bundle(make, trt, tmp_path,
             assert network or found == plain
         same_text(generator, prompt, answer(cpu, prompt, 24), plain)
         targets = [e.engine.entry("target") for e in (generator, cpu)]
-        ids, anchor = np.array(prompt), np.array(plain[:1])
+        golden = {"token_ids": np.array(prompt[:16]), "anchor": np.array(plain[:1])}
         for logits in (next_logits, replayed_logits):
             for target in targets:
-                target.run(prompt_inputs(target, ids[:16]), [])
-            gpu_row, cpu_row = (logits(target, ids[:16], anchor).copy() for target in targets)
+                target.run(prompt_inputs(target, golden), [])
+            gpu_row, cpu_row = (logits(target, golden).copy() for target in targets)
             assert relative(gpu_row, cpu_row) <= NARROW.values

@@ -1,0 +1,138 @@
+"""Rules about folders and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from edgecc.contract.rule import Rule
+
+
+class CheckpointFolder(Rule):
+    """A checkpoint is a folder with a config and weights in safetensors files.
+
+    What it checks
+        The folder exists, holds `config.json`, and either `model.safetensors` or an index with its
+        shards. Everything else is read only if it is there.
+
+    Why it matters
+        A path that is almost right (the cache above the snapshot, one file of the folder, the name
+        of a repository) would otherwise fail much later, with a message about something else.
+
+    What to do
+        Pass the folder that holds config.json; fetch what is missing.
+    """
+
+    name = "checkpoint-folder"
+    ids: ClassVar[Mapping[str, str]] = {
+        "checkpoint/not-found": "there is no such folder",
+        "checkpoint/not-a-folder": "the path is a file",
+        "checkpoint/hub-id": "the name of a repository was given, and downloading is not available",
+        "checkpoint/no-config": "the folder has no config.json",
+        "checkpoint/no-weights": "the folder has no weights",
+        "checkpoint/no-index": "there are shards, but no index that lists them",
+        "checkpoint/unreadable": "the file system refuses to read a file",
+    }
+
+
+class FileFormat(Rule):
+    """Weights are safetensors: nothing is ever unpickled.
+
+    What it checks
+        Folders that hold only pickled weights or GGUF files, and files that carry the name of a
+        safetensors file and are something else: archives, web pages, Git LFS pointers.
+
+    Why it matters
+        Loading a pickle runs code from the file. A file that was renamed or never fetched must be
+        told apart from a damaged one, because the cure is another.
+
+    What to do
+        Convert pickled weights to safetensors, fetch the real file behind a pointer, or pass the
+        checkpoint a GGUF file was made from.
+    """
+
+    name = "file-format"
+    ids: ClassVar[Mapping[str, str]] = {
+        "checkpoint/pickle": "the weights are pickled",
+        "checkpoint/gguf": "the weights are a GGUF file",
+        "checkpoint/not-safetensors": "a file is something else than its name says",
+        "checkpoint/lfs-pointer": "a Git LFS pointer stands in for the file",
+    }
+
+
+class Links(Rule):
+    """Links may stay in the folder or lead to the blobs of the same hub cache.
+
+    What it checks
+        Where every symbolic link ends before the file behind it is opened, and that the names an
+        index lists are names of files in this folder.
+
+    Why it matters
+        A checkpoint names its own files. One that names files elsewhere could make a server read
+        what it should not. A hub cache is full of links, so they cannot simply be refused.
+
+    What to do
+        Fetch the checkpoint again if a link is broken; copy the file if it really lies elsewhere.
+    """
+
+    name = "links"
+    ids: ClassVar[Mapping[str, str]] = {
+        "checkpoint/broken-link": "a link leads nowhere",
+        "checkpoint/outside-link": "a link leads out of the checkpoint",
+        "checkpoint/not-a-file": "a folder or device has the name of a file",
+    }
+
+
+class Headers(Rule):
+    """The header of every weight file describes exactly its bytes.
+
+    What it checks
+        Length and syntax of the header, names, dtypes, shapes and places of all tensors: they cover
+        the data without overlap, hole or rest. Sizes are bounded before anything is parsed: 100 MB
+        of header, 400 000 tensors, 4 million values, 32 levels of nesting, rank 8; JSON files may
+        have 64 MiB. A key may occur once in an object.
+
+    Why it matters
+        An interrupted download looks like a model until its last tensor is read. Readers disagree
+        about duplicate keys, so that one file can hold two models. A hostile header must not cost
+        memory or minutes.
+
+    What to do
+        Fetch the file again, or export it again.
+    """
+
+    name = "headers"
+    ids: ClassVar[Mapping[str, str]] = {
+        "checkpoint/bad-header": "the header of a weight file cannot be right",
+        "checkpoint/bad-tensor": "name, dtype, shape or place of a tensor cannot be right",
+        "checkpoint/truncated": "a file ends before its header says",
+        "checkpoint/trailing-bytes": "a file goes on after its last tensor",
+        "checkpoint/bad-json": "a file is not usable as JSON",
+        "checkpoint/too-large": "a JSON file is larger than any real one",
+        "checkpoint/changed": "a file changed while it was in use",
+    }
+
+
+class Shards(Rule):
+    """Index and shards list the same tensors, each of them once.
+
+    What it checks
+        The index names files of this folder, they are all there, each tensor is in the file the
+        index says, and no tensor is stored twice. Tensors that are not in the index are ignored.
+
+    Why it matters
+        Where a single file and an index are both present, or a tensor is stored twice, loaders
+        disagree about which bytes they read, and nothing fails.
+
+    What to do
+        Fetch the missing shards; remove the single file or the index, whichever is stale.
+    """
+
+    name = "shards"
+    ids: ClassVar[Mapping[str, str]] = {
+        "checkpoint/bad-index": "the index does not describe the files",
+        "checkpoint/missing-shard": "a file of the index is missing",
+        "checkpoint/ambiguous": "a single file and an index of other files are both there",
+        "checkpoint/duplicate-tensor": "two files store a tensor of the same name",
+        "checkpoint/unindexed-tensor": "stored tensors are not in the index and are ignored",
+    }
