@@ -34,6 +34,9 @@ from which on Pillow warns."""
 
 _WHITE = (255, 255, 255, 255)
 
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError)
+"""What opening a path raises if there is no file of that name: the caller's mistake."""
+
 
 def read_image(source: ImageSource, where: str) -> Image:
     """An image as RGB, the right way up.
@@ -101,8 +104,8 @@ def _stream(source: ImageSource, where: str) -> IO[bytes]:
     """The bytes of a file.
 
     Raises:
-        RequestError: The source is something else.
-        ResourceError: It cannot be read.
+        RequestError: The source is something else, or no file.
+        ResourceError: The file cannot be read.
     """
     if isinstance(source, bytes):
         return io.BytesIO(source)
@@ -117,9 +120,8 @@ def _stream(source: ImageSource, where: str) -> IO[bytes]:
         return Path(source).open("rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ResourceError(
-            "image/unreadable", f"cannot read the image: {reason}", where=where
-        ) from error
+        kind = RequestError if isinstance(error, _NO_FILE) else ResourceError
+        raise kind("image/unreadable", f"cannot read the image: {reason}", where=where) from error
 
 
 def _decoded(image: Image, pillow: Any, where: str) -> Image:

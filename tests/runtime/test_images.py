@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import warnings
 from dataclasses import replace
@@ -243,9 +244,19 @@ def test_a_small_file_of_a_huge_image() -> None:
 @pytest.mark.parametrize("name", ["missing.png", "folder", "a\0b"])
 def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    error = refused(str(tmp_path / name), kind=ResourceError)
+    error = refused(str(tmp_path / name))
     assert error.id == "image/unreadable"
     assert error.diagnostics[0].where.endswith(name)
+
+
+def test_a_file_that_the_machine_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = refused("cat.png", kind=ResourceError)
+    assert error.id == "image/unreadable"
+    assert "Permission denied" in str(error)
 
 
 @pytest.mark.parametrize("source", [3, None, np.zeros((4, 4, 3)), [b""]])
