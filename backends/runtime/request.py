@@ -172,7 +172,7 @@ def check_num_speculative_tokens(value: int | None, speculation: bool, model: Mo
                 "request/bad-num-speculative-tokens",
                 f"num_speculative_tokens must be from 1 to {draft.num_speculative_tokens}, "
                 f"not {value!r}",
-                help="pass speculation=False to decode without the draft",
+                help="to decode without the draft: speculation=False, --no-speculation",
             )
     if draft is None or not speculation:
         return 0
