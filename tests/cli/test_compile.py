@@ -247,6 +247,17 @@ class TestSpeculativeConfig:
         assert flags[0].replace("-k", "--num-speculative-tokens") in result.last
 
 
+@pytest.mark.parametrize("form", ["auto", "dense", "int8-split", "int8-block"])
+def test_linear_forms(edgecc: Command, tmp_path: Path, target: Path, form: str) -> None:
+    """The words of the reference are those that the flag takes."""
+    flags = ("-o", tmp_path / "b", "--max-model-len", 24, "--linear-form", form)
+    result = edgecc("compile", target, *flags)
+    assert result.code == 0, result.err
+    assert "checked target logits: ok" in result.err
+    lowered = (tmp_path / "b" / "ir" / "lowered.eir").read_text("utf-8")
+    assert ("int8" in lowered) == form.startswith("int8")
+
+
 class TestQuantization:
     def encodings(self, path: Path) -> dict[str, str]:
         return {s: w["encoding"] for s, w in Bundle.open(path).manifest["weights"].items()}
