@@ -188,9 +188,13 @@ class Generator:
             The answers, in the order of the requests.
 
         Raises:
-            RequestError: Another request is running.
+            RequestError: Another request is running, or what was given are no requests.
             EdgeccError: A request failed; the others are dropped.
         """
+        if not isinstance(requests, Iterable):
+            raise RequestError(
+                "request/bad-request", f"requests are a list, not a {type(requests).__name__}"
+            )
         with self.batch() as batch:
             chunks: dict[int, list[Chunk]] = {batch.submit(request): [] for request in requests}
             while batch:
@@ -202,7 +206,9 @@ class Generator:
         return [Generation.of(own) for own in chunks.values()]
 
     def batch(self) -> Batch:
-        """Answer requests as they come; see `Batch`. Nothing else runs until it is closed.
+        """Answer requests as they come; see `Batch`.
+
+        Nothing else runs until it is closed or dropped.
 
         Raises:
             RequestError: Another request is running, or the generator is closed.

@@ -110,7 +110,7 @@ def test_transparency_is_white() -> None:
     assert found[0, 0].tolist() == [204, 204, 204]
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "YCbCr"])
 def test_every_mode_becomes_rgb(mode: str) -> None:
     image = Image.new("L", (20, 10), 255).convert(mode) if ";" not in mode else None
     if image is None:
@@ -119,6 +119,22 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     found = rgb(image)
     assert (found.shape, found.dtype) == ((10, 20, 3), np.uint8)
     assert found.min() >= 253  # white stays white; YCbCr rounds
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_grey_levels_of_16_bits(format: str) -> None:
+    """Those of 8 bits, finer: not cut off where 8 bits end."""
+    levels = np.arange(0, 65536, 64).astype(np.uint16).reshape(32, 32)
+    found = rgb(saved(Image.fromarray(levels), format))
+    assert np.array_equal(found, np.repeat((levels // 256)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_levels_without_a_range(mode: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image(Image.new(mode, (8, 8)), "x.tiff")
+    assert caught.value.id == "image/depth"
+    assert "x.tiff" in str(caught.value)
 
 
 def test_a_palette_with_a_transparent_colour() -> None:
