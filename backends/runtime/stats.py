@@ -22,7 +22,8 @@ class Stats:
         prompt_seconds: Time until the first token, tokenizing left out.
         target_seconds: Time in target calls after the prompt.
         draft_seconds: Time in draft calls after the prompt.
-        host_seconds: Everything else after the prompt: acceptance, text, stop rules.
+        host_seconds: Everything else after the prompt: acceptance, text, stop rules; in a batch
+            also the time in which only others went on.
         accepted_by_round: Accepted proposals of each round after the prompt, in order.
         proposed_by_round: Proposals of each of these rounds.
         warnings: What looked wrong, as text.
