@@ -8,6 +8,8 @@ never copied.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +69,7 @@ class OrtExecutable:
         self._capacity = max(0, interface.rows - padding)
         self._log_rows = interface.log_rows
         self._slots = slots
-        self._carried = {port.name: _allocate(port, slots) for port in interface.carried}
+        self._carried = {port.name: allocate(port, slots) for port in interface.carried}
         self._states = [self._carried[port.name] for port in interface.states]
         self._spare: dict[tuple[int, ...], Array] = {}
         held = buffers(program, interface.updates)
@@ -205,16 +207,27 @@ class OrtExecutable:
             array = self._carried[port.name]
             idle = array[:0]
             if 1 < count < self._slots:
-                idle = self._spare.setdefault(array.shape[1:], np.zeros_like(array[:1]))
+                idle = self._spare.setdefault(
+                    array.shape[1:], _zeros((1, *array.shape[1:]), array.dtype)
+                )
             apart = [array[i : i + 1] for i in range(slots.start, slots.stop)]
             apart += [idle] * (self._slots - count)
             held.update((slot_name(port.name, i), wrap(part)) for i, part in enumerate(apart))
         return held
 
 
-def _allocate(port: Port, slots: int) -> Array:
-    """A zeroed buffer; the system gives a page of it when something is written there."""
-    return np.zeros([slots, *map(int, port.shape[1:])], dtype=port.dtype)
+def allocate(port: Port, slots: int) -> Array:
+    """A zeroed buffer; the system gives a page of it when something is written there.
+
+    NumPy's own large arrays ask for huge pages (on Linux): a first row of each head would take
+    megabytes, whole caches if they are small.
+    """
+    return _zeros((slots, *map(int, port.shape[1:])), port.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    return np.ndarray(shape, dtype, buffer=pages)
 
 
 def _fill(buffers: Mapping[Role, Array], inputs: Mapping[Role, Array]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgecc.backends.interface import Port
 from edgecc.backends.onnxruntime import OrtEngine
-from edgecc.backends.onnxruntime.executable import CACHED_ROWS, MAX_PLANS
+from edgecc.backends.onnxruntime.executable import CACHED_ROWS, MAX_PLANS, allocate
 from edgecc.errors import BackendError, EdgeccError, RequestError
 from edgecc.roles import Role
 from helpers.lowered_pairs import (
@@ -356,7 +358,8 @@ def test_bad_target_calls(name: str, shared: OrtEngine) -> None:
         shared.entry("target").run(inputs, [Role.LOGITS])
     (finding,) = caught.value.diagnostics
     assert finding.id == expected
-    assert role.value in finding.message or "logit rows" in finding.message
+    named = (role.value, "logit rows", "cache_length must have shape [2]")  # one for two sequences
+    assert any(name in finding.message for name in named)
 
 
 def test_padding_rows_cannot_be_asked_for(shared: OrtEngine) -> None:
@@ -412,3 +415,23 @@ def test_inputs_are_not_changed_and_may_be_views(pair: LoweredPair, engine: OrtE
         expected = reference.run(inputs)[Role.LOGITS]
         assert_near(found, expected, pair.tolerance)
     assert ids.tolist() == [list(range(0, 24, 3))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_caches_take_the_memory_of_rows_that_are_written() -> None:
+    """A row of each head of one slot of 128 MB: pages of 4 KB, not of 2 MB."""
+    shape = ("b", 16, 2048, 64)
+    port = Port("k_cache", Role.KV_CACHE, np.dtype(np.float32), shape, "k_cache", None)
+    before = resident_bytes()
+    cache = allocate(port, 16)
+    cache[3, :, 0] = 1
+    assert resident_bytes() - before < 4 << 20
+    assert cache.nbytes == 128 << 20
+    assert cache.sum() == 16 * 64
+
+
+def resident_bytes() -> int:
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
