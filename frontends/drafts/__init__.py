@@ -16,6 +16,7 @@ from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
 from edgecc.frontends.drafts.mtp import Mtp, has_block
 from edgecc.frontends.drafts.names import canonical_name
+from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ngram
 from edgecc.frontends.mtp_block import MTP_BLOCK
 from edgecc.frontends.options import SPEC_METHODS, LiftOptions
 
@@ -34,7 +35,7 @@ _ABOUT = {
 
 def choose_draft(
     target: Checkpoint | None, draft: Checkpoint | None, options: LiftOptions
-) -> tuple[Draft | None, str | None]:
+) -> tuple[Draft | Ngram | None, str | None]:
     """How a target is to speculate.
 
     Args:
@@ -43,7 +44,7 @@ def choose_draft(
         options: The method and the proposals that were asked for.
 
     Returns:
-        The draft, None for plain decoding, and the decision as a line.
+        The draft, or what takes its place; None for plain decoding; and the decision as a line.
 
     Raises:
         UsageError: The method that was asked for does not fit what is there.
@@ -57,6 +58,10 @@ def choose_draft(
             f"method {method!r} is not supported",
             help=did_you_mean(method, SPEC_METHODS),
         )
+    check_lookup_options(options)
+    if method == Ngram.method:
+        lookup = choose_ngram(target, draft, options)
+        return lookup, lookup.decision
     if method == Mtp.method:
         return _own_block(target, draft, steps)
     if draft is None:
