@@ -12,7 +12,7 @@ OWN_BLOCK = "mtp"
 WITHOUT_DRAFT = (OWN_BLOCK, NGRAM)
 """The speculation methods that need no draft checkpoint."""
 
-SPEC_METHODS = ("auto", "dspark", "eagle3", *WITHOUT_DRAFT)
+SPEC_METHODS = ("auto", "dspark", "dflash", "eagle3", *WITHOUT_DRAFT)
 """Speculation methods: `auto` is that of the draft, none without one."""
 
 

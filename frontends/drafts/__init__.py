@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from edgecc.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.drafts.base import Draft
+from edgecc.frontends.drafts.dflash import DFlash
 from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
@@ -20,7 +21,7 @@ from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ng
 from edgecc.frontends.mtp_block import MTP_BLOCK
 from edgecc.frontends.options import SPEC_METHODS, LiftOptions
 
-KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, Eagle3)}
+KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, DFlash, Eagle3)}
 """Every kind of draft checkpoint that can be lifted, by its method."""
 
 SUPPORTED = tuple(KINDS)
@@ -143,17 +144,7 @@ def detect_draft(checkpoint: Checkpoint) -> str:
 def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
     """Like `detect_draft`, with the tensor that gives it away."""
     found, tensor = _kind(checkpoint)
-    if found in SUPPORTED:
-        return found, tensor
     where = f"{checkpoint.role}/config.json"
-    if not found:
-        raise InputError(
-            "draft/unknown",
-            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
-            "tensors",
-            where=where,
-            help=f"supported drafts: {', '.join(SUPPORTED)}",
-        )
     rank = declared_rank(checkpoint) if found == "dflash" else None
     if rank:
         raise InputError(
@@ -162,9 +153,17 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
             where=f"{where}: markov_rank",
             help="the checkpoint is incomplete: fetch its weights again",
         )
+    if found in SUPPORTED:
+        return found, tensor
+    if not found:
+        raise InputError(
+            "draft/unknown",
+            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
+            "tensors",
+            where=where,
+            help=f"supported drafts: {', '.join(SUPPORTED)}",
+        )
     notes = [_ABOUT[found]] if found in _ABOUT else []
-    if rank == 0:
-        notes.append("markov_rank is 0: whatever its name, this is a DFlash draft")
     raise UnsupportedError(
         "draft/kind",
         f"{found} drafts are not supported",

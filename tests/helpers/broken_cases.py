@@ -543,9 +543,9 @@ DRAFTS = [
     Case(
         "draft/kind",
         UNSUPPORTED,
-        "rank 0: DFlash, whatever the name",
-        replaced(lambda p: write_draft(p, **SMALL, **TAPS, markov_rank=0, confidence_head=False)),
-        "dflash",
+        "a projector edgecc does not know",
+        config("draft", dflash_config={"projector_type": "domino"}),
+        "domino",
     ),
     Case(
         "draft/markov-missing",
@@ -598,10 +598,10 @@ DRAFTS = [
     Case("draft/last-layer", FINE, "the last layer is tapped", lambda t, d: None, "layer 0"),
     Case(
         "draft/slot-layout",
-        UNSUPPORTED,
-        "masks fill their own positions",
-        config("draft", sample_from_anchor=False),
-        "sample_from_anchor",
+        BAD,
+        "keys about the anchor's slot that contradict each other",
+        config("draft", sample_from_anchor=False, shift_label=True),
+        "shift_label",
     ),
     Case(
         "draft/mask-token",
