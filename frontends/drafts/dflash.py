@@ -9,8 +9,8 @@ anchor predicts. Embedding and head are the target's.
 from __future__ import annotations
 
 from edgecc.frontends.drafts.dspark import BlockBuilder, DSpark
+from edgecc.frontends.drafts.markov import choose
 from edgecc.ir.core import Json, Value
-from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.roles import Role
 
 
@@ -35,7 +35,6 @@ class _Builder(BlockBuilder):
 
     def _choose(self, z: Value, base: Value) -> None:
         """The best token of each slot."""
-        limit = ArgmaxAttributes(self.num_tokens)
-        proposals = self.b.op("argmax", base, attrs=limit, name="proposals")
+        proposals = choose(self, base, self.vocabulary, "proposals")
         self.b.output(proposals, "proposals", Role.PROPOSALS)
         self.b.output(base, "draft_logits", Role.DRAFT_LOGITS)

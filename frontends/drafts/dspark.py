@@ -25,7 +25,9 @@ from edgecc.frontends.drafts.base import (
 )
 from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.markov import is_gated, slot_by_slot
 from edgecc.frontends.drafts.names import stores
+from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
 from edgecc.frontends.gather import Gather
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
@@ -236,30 +238,42 @@ class BlockBuilder(DecoderBuilder):
     def _heads(self, z: Value) -> None:
         """Head, and what chooses from its logits, over the first N slots that predict."""
         b, config, text = self.b, self.config, self.text
-        head = self.weights.own_or_borrowed("lm_head", text.vocab_size, text.hidden_size)
+        self.vocabulary = self._vocabulary()
+        size = self.vocabulary.size
+        head = self.weights.own_or_borrowed("lm_head", size, text.hidden_size)
         if self.steps < config.block_size:
             first = config.first_slot
             z = b.op("slice", z, attrs=SliceAttributes(1, first, first + self.steps), name="z")
         b.at("draft: lm_head")
         self._choose(z, b.op("linear", z, weights=(head,), name="base_logits"))
 
+    def _vocabulary(self) -> DraftVocabulary:
+        """What the head's rows mean; a size in the config counts if tensors can have it."""
+        sized = self.weights.has("lm_head.weight") or self.weights.has("d2t")
+        declared = self.config.draft_vocab_size if sized else None
+        return read_vocabulary(self.weights, self.text.vocab_size, declared, self.num_tokens)
+
     def _choose(self, z: Value, base: Value) -> None:
         """The Markov chain, from left to right, and the confidence."""
-        b, config, text = self.b, self.config, self.text
-        rank = markov_rank(self.weights, config)
-        pair = [
-            self.weights.matrix(f"markov_head.{w}", text.vocab_size, rank)
-            for w in ("markov_w1", "markov_w2")
-        ]
-        b.at("draft: markov_head")
-        chain = b.node(
-            "markov_chain",
-            (base, self.anchor),
-            pair,
-            MarkovChainAttributes(self.steps, self.num_tokens),
-            ("proposals", "draft_logits", "embeddings"),
+        b, vocabulary = self.b, self.vocabulary
+        rank = markov_rank(self.weights, self.config)
+        w1, w2 = (
+            self.weights.matrix(f"markov_head.{name}", rows, rank)
+            for name, rows in (
+                ("markov_w1", self.text.vocab_size),
+                ("markov_w2", vocabulary.size),
+            )
         )
-        proposals, logits, embeddings = chain.results
+        gated = is_gated(self.weights, self.config)
+        if gated or vocabulary.table is not None or vocabulary.size != self.text.vocab_size:
+            made = slot_by_slot(self, z, base, self.anchor, (w1, w2), vocabulary, gated=gated)
+        else:
+            b.at("draft: markov_head")
+            attrs = MarkovChainAttributes(self.steps, vocabulary.limit)
+            names = ("proposals", "draft_logits", "embeddings")
+            chain = b.node("markov_chain", (base, self.anchor), [w1, w2], attrs, names)
+            made = chain.results[0], chain.results[1], chain.results[2]
+        proposals, logits, embeddings = made
         b.output(proposals, "proposals", Role.PROPOSALS)
         b.output(base, "base_logits", Role.BASE_LOGITS)
         b.output(logits, "draft_logits", Role.DRAFT_LOGITS)

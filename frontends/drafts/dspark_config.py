@@ -40,6 +40,8 @@ class DSparkConfig:
             predicts one position on; else masks fill their own positions, and the anchor's slot
             predicts nothing.
         layout_from: What says so, for the report.
+        markov_type: `vanilla` or `gated`; None if only the tensors say.
+        draft_vocab_size: Rows of a reduced vocabulary, if declared.
     """
 
     text: TextConfig
@@ -52,6 +54,8 @@ class DSparkConfig:
     numbering: str
     anchor_predicts: bool = True
     layout_from: str = ""
+    markov_type: str | None = None
+    draft_vocab_size: int | None = None
 
     @property
     def first_slot(self) -> int:
@@ -109,6 +113,8 @@ def read_dspark_config(checkpoint: Checkpoint, method: str = "dspark") -> DSpark
         numbering=numbering,
         anchor_predicts=anchor_predicts,
         layout_from=layout_from,
+        markov_type=None if (kind := places.string("markov_head_type")) is None else kind[1],
+        draft_vocab_size=places.integer("draft_vocab_size"),
     )
 
 
@@ -222,7 +228,7 @@ def _reject_networks(places: Places, text: TextConfig, method: str) -> None:
                 help="supported: DSpark drafts with Qwen3-style layers",
             )
     projectors = ("dspark",) if method == "dspark" else ("dflash", "dspark")
-    for key, known in (("markov_head_type", ("vanilla",)), ("projector_type", projectors)):
+    for key, known in (("markov_head_type", ("vanilla", "gated")), ("projector_type", projectors)):
         found = places.string(key)
         if found is not None and found[1] not in known:
             raise UnsupportedError(

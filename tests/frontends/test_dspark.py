@@ -461,7 +461,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "shape", "id"),
         [
-            ("markov_head.gate_proj.weight", (8, 72), "draft/markov-type"),
             ("markov_head.joint_proj.weight", (24, 80), "draft/markov-type"),
             ("mask_embedding", (64,), "draft/mask-embedding"),
             ("layers.0.self_attn.attention_sink_bias", (4,), "draft/attention"),
@@ -470,8 +469,6 @@ class TestRefused:
             ("layers.0.pre_feedforward_layernorm.weight", (64,), "checkpoint/unread-parameter"),
             ("norm.bias", (64,), "checkpoint/unread-parameter"),
             ("markov_head.markov_w2.bias", (288,), "checkpoint/unread-parameter"),
-            ("d2t", (96,), "draft/reduced-vocab"),
-            ("t2d", (288,), "draft/reduced-vocab"),
         ],
     )
     def test_other_networks(

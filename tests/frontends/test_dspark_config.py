@@ -348,7 +348,6 @@ def test_a_mask_without_a_row(tmp_path: Path, mask: int) -> None:
             "draft/sliding-window",
             "non_causal",
         ),
-        ({"markov_head_type": "gated"}, "draft/markov-type", "gated"),
         ({"markov_head_type": "rnn"}, "draft/markov-type", "rnn"),
         ({"dflash_config": {"projector_type": "domino"}}, "draft/kind", "domino"),
         ({"model_type": "deepseek_v4"}, "draft/kind", "deepseek"),

@@ -620,9 +620,9 @@ DRAFTS = [
     Case(
         "draft/markov-type",
         UNSUPPORTED,
-        "a gated Markov head",
-        config("draft", markov_head_type="gated"),
-        "gated",
+        "a Markov head with a state",
+        config("draft", markov_head_type="rnn"),
+        "rnn",
     ),
     Case(
         "draft/confidence-flag",
@@ -675,13 +675,6 @@ VOCABULARIES = [
         FINE,
         "a map of zeros",
         all_of(eagle3(marks=False), stored("draft", {"d2t": np.zeros_like})),
-    ),
-    Case(
-        "draft/reduced-vocab",
-        UNSUPPORTED,
-        "a reduced vocabulary of a DSpark draft",
-        stored("draft", {"d2t": np.zeros(9, np.int64)}),
-        "d2t",
     ),
     Case(
         "tokenizer/bad-id",

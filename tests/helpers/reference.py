@@ -237,6 +237,11 @@ class Draft(Model):
         hidden = self.norm(x, "norm")[self.first :]
         return self._chain(hidden, hidden @ self.head.T, anchor, steps)
 
+    def tokens_of(self, size: int) -> NDArray[np.int64]:
+        """The target id that each row of the head means: its own number plus `d2t`."""
+        ids = np.arange(size)
+        return ids + self.stored["d2t"] if self.has("d2t") else ids
+
     def _chain(self, hidden: Floats, base: Floats, previous: int, steps: int) -> DraftOutput:
         if not self.has("markov_head.markov_w1.weight"):
             best = base[:steps, : self.num_tokens].argmax(axis=1)
@@ -245,13 +250,20 @@ class Draft(Model):
         logits, tokens, confidence = [], [], []
         for slot in range(steps):
             embedding = w1[previous]
-            logits.append(base[slot] + w2 @ embedding)
+            gated = embedding
+            if self.has("markov_head.gate_proj.weight"):
+                both = np.concatenate([hidden[slot], embedding])
+                gate = self.linear(both[None], "markov_head.gate_proj")[0]
+                gated = embedding / (1 + np.exp(-gate))
+            logits.append(base[slot] + w2 @ gated)
             if self.has("confidence_head.proj.weight"):
                 reads = [hidden[slot], embedding]
                 width = self.matrix("confidence_head.proj").shape[1]
                 read = np.concatenate(reads)[:width]
                 confidence.append(self.linear(read[None], "confidence_head.proj")[0, 0])
-            previous = int(np.argmax(logits[-1][: self.num_tokens]))
+            ids = self.tokens_of(logits[-1].size)
+            allowed = np.where(ids < self.num_tokens, logits[-1], -np.inf)
+            previous = int(ids[np.argmax(allowed)])
             tokens.append(previous)
         scores = np.array(confidence) if confidence else None
         return DraftOutput(base, np.stack(logits), tokens, scores)

@@ -9,6 +9,7 @@ from edgecc.prompt_lookup import DEFAULT_PROPOSALS, PromptLookup
 from helpers.checkpoints import write_target
 from helpers.command_line import SMALL
 from helpers.dflash import write_dflash_pair
+from helpers.dspark_heads import write_heads
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.simulated_bundle import SimulatedBundle, lowered
 
@@ -46,3 +47,15 @@ def test_rounds_of_a_dflash_draft(tmp_path, trt, cuda_runtime):
         found = generator.generate(**asked)
     assert found.token_ids == plain.token_ids
     assert found.stats.accepted_by_round[:5] == [4] * 5
+
+
+@pytest.mark.filterwarnings("ignore:no proposed token:UserWarning")
+def test_rounds_of_a_gated_draft_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime):
+    target, draft = write_heads(tmp_path, gated=True, reduced=True)
+    bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
+    with bundle.generator() as generator:
+        asked = {"token_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True}
+        plain = generator.generate(**asked, speculation=False)
+        found = generator.generate(**asked)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.proposed > 0
