@@ -173,3 +173,18 @@ def test_damaged_manifests(bundle, change, message):
     manifest["draft"] = {k: v for k, v in (manifest["draft"] | change).items() if v is not None}
     with pytest.raises(BundleError, match=message):
         check_manifest(manifest, bundle)
+
+
+def test_the_command_takes_what_vllm_does(targets, tmp_path, capsys):
+    edgecc_command = in_process(capsys)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    common = ("compile", targets["attention"], "-o", tmp_path / "b", "--dry-run")
+    given = (*common, "--speculative-config", json.dumps(config))
+    made = edgecc_command(*given)
+    assert made.code == 0
+    assert "up to 3 tokens that followed the last 4 before" in made.err
+    assert edgecc_command(*given, "--prompt-lookup-max", 4, "--spec-method", "ngram").code == 0
+    assert edgecc_command(*given, "--prompt-lookup-max", 5).id == "usage/contradiction"
+    bad = json.dumps(config | {"prompt_lookup_min": 0})
+    refused = edgecc_command(*common, "--speculative-config", bad)
+    assert refused.id == "usage/speculative-config"
