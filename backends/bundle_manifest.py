@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edgecc.backends.schema import validator
 from edgecc.backends.storage import storage_errors
 from edgecc.errors import BundleError, Diagnostic
+from edgecc.prompt_lookup import NGRAM
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -254,10 +255,22 @@ def _contradictions(manifest: Mapping[str, Any]) -> Iterator[str]:
             if port["alias"] is not None and port["alias"] not in inputs:
                 yield f"entries.{name}: output {port['name']!r} aliases no input {port['alias']!r}"
     yield from _bad_vision(manifest)
-    if manifest["draft"] is not None and "draft" not in manifest["entries"]:
-        yield "entries: 'draft' is missing, but `draft` describes one"
+    yield from _bad_draft(manifest)
     if manifest["target"]["num_tokens"] > manifest["target"]["vocab_size"]:
         yield "target.num_tokens: larger than target.vocab_size"
+
+
+def _bad_draft(manifest: Mapping[str, Any]) -> Iterator[str]:
+    draft = manifest["draft"]
+    if draft is None:
+        return
+    if draft["method"] == NGRAM:
+        if draft["prompt_lookup_min"] > draft["prompt_lookup_max"]:
+            yield "draft.prompt_lookup_min: larger than draft.prompt_lookup_max"
+        if "draft" in manifest["entries"]:
+            yield f"entries: 'draft' is there, but the method {NGRAM} has none"
+    elif "draft" not in manifest["entries"]:
+        yield "entries: 'draft' is missing, but `draft` describes one"
 
 
 def _bad_vision(manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import choose_draft, is_draft
 from edgecc.frontends.drafts.base import Draft, DraftSize
 from edgecc.frontends.drafts.mtp import Mtp
+from edgecc.frontends.drafts.ngram import Ngram
 from edgecc.frontends.gather import Gather
 from edgecc.frontends.inventory import bias_findings, check_layers, check_unread, left_out
 from edgecc.frontends.module_weights import ModuleWeights
@@ -118,28 +119,29 @@ def lift_opened(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
     )
     errors = Gather()
-    target_config = lifted_draft = decision = None
+    target_config = speculation = decision = None
     if target_ckpt is not None:
         with errors.step():
             reject_experts(target_ckpt)
             target_config = read_text_config(target_ckpt)
             get_target(target_config)
     with errors.step():
-        lifted_draft, decision = choose_draft(target_ckpt, draft_ckpt, options)
+        speculation, decision = choose_draft(target_ckpt, draft_ckpt, options)
     errors.raise_found()
+    lifted_draft = speculation if isinstance(speculation, Draft) else None
     if decision is not None:
         module.decisions.append(decision)
     base = target_config or (lifted_draft.text if lifted_draft else None)
     assert base is not None
     length = _model_len(base, options)
-    _symbols(module, options, lifted_draft)
+    _symbols(module, options, speculation)
     num_tokens = base.vocab_size
     if target_ckpt is not None:
         with errors.step():
             num_tokens = count_tokens(target_ckpt, base)
     if target_ckpt is not None and target_config is not None:
         # A row more than the runtime may use: engines pad single-row calls.
-        spare = lifted_draft.steps if lifted_draft and options.pads_rounds else 1
+        spare = speculation.steps if speculation and options.pads_rounds else 1
         sizes = TargetSize(length + max(spare, 1), _input_len(length, options), num_tokens)
         with errors.step():
             _lift_target(module, target_ckpt, target_config, lifted_draft, sizes, options)
@@ -147,6 +149,8 @@ def lift_opened(
         with errors.step():
             _lift_draft(module, lifted_draft, target_config, length, num_tokens)
     errors.raise_found()
+    if isinstance(speculation, Ngram):
+        module.metadata["draft"] = speculation.metadata()
     module.metadata["limits"] = {
         "max_model_len": length,
         "max_input_len": _input_len(length, options),
@@ -297,7 +301,7 @@ def _input_len(length: int, options: LiftOptions) -> int:
     return wanted
 
 
-def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
+def _symbols(module: Module, options: LiftOptions, draft: Draft | Ngram | None) -> None:
     most = options.prefill_chunk
     if draft is not None and most < draft.rows + 1:
         raise UsageError(
@@ -315,7 +319,7 @@ def _symbols(module: Module, options: LiftOptions, draft: Draft | None) -> None:
     module.symbols["b"] = SymbolRange(1, options.max_batch_size)
     module.symbols["t"] = SymbolRange(1, most)
     module.symbols["r"] = SymbolRange(1, most)
-    if draft is not None:
+    if isinstance(draft, Draft):
         module.symbols["c"] = SymbolRange(1, most)
 
 

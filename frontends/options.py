@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OWN_BLOCK = "mtp"
-"""The speculation method that needs no draft checkpoint."""
+from edgecc.prompt_lookup import NGRAM
 
-SPEC_METHODS = ("auto", "dspark", "eagle3", OWN_BLOCK)
+OWN_BLOCK = "mtp"
+"""The speculation method that drafts with the target's own tensors."""
+
+WITHOUT_DRAFT = (OWN_BLOCK, NGRAM)
+"""The speculation methods that need no draft checkpoint."""
+
+SPEC_METHODS = ("auto", "dspark", "dflash", "eagle3", *WITHOUT_DRAFT)
 """Speculation methods: `auto` is that of the draft, none without one."""
 
 
@@ -20,7 +25,8 @@ class LiftOptions:
             model was trained for, whichever is less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
-        spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block.
+        spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block, `ngram` looks
+            proposals up in the text so far.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         max_batch_size: Most sequences at a time.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
@@ -28,6 +34,8 @@ class LiftOptions:
         components: `text` builds the language model of a multimodal target; `all` also its vision
             tower, if it has one, and a language model that reads images; a list of `target`,
             `draft` and `vision`, with commas, builds exactly these.
+        prompt_lookup_min: For `ngram`: fewest tokens that have to repeat; None takes the most.
+        prompt_lookup_max: For `ngram`: most tokens that are compared; None takes the fewest, or 5.
     """
 
     max_model_len: int | None = None
@@ -38,6 +46,8 @@ class LiftOptions:
     max_batch_size: int = 1
     pads_rounds: bool = False
     components: str = "text"
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
 
 
 MAX_BATCH_SIZE = 64

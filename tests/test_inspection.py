@@ -65,6 +65,7 @@ def test_a_draft(draft: Path) -> None:
         "reads_outputs_of_layers": [1, 3],
         "numbered_by": "target_layer_ids",
         "mask_token_id": 287,
+        "slot_layout": "anchor-predicts, by the family",
         "markov_rank": 8,
         "confidence_head": True,
         "vocab_size": 288,
@@ -130,8 +131,8 @@ def test_what_cannot_be_compiled_is_still_shown(tmp_path: Path) -> None:
 
 
 def test_a_draft_of_another_kind(tmp_path: Path) -> None:
-    path = write_draft(tmp_path / "d", markov_rank=0, confidence_head=False)
-    with pytest.raises(UnsupportedError, match="dflash"):
+    path = write_draft(tmp_path / "d", dflash_config={"projector_type": "domino"})
+    with pytest.raises(UnsupportedError, match="domino"):
         inspect_path(path)
 
 

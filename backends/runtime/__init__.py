@@ -14,6 +14,7 @@ from edgecc.backends.runtime.chat import ChatTemplates, Message
 from edgecc.backends.runtime.decoder import (
     Decoder,
     FinishReason,
+    LookupDecoder,
     PlainDecoder,
     Round,
     Seconds,
@@ -21,7 +22,7 @@ from edgecc.backends.runtime.decoder import (
 )
 from edgecc.backends.runtime.generator import Generator
 from edgecc.backends.runtime.loader import load
-from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.model_info import DraftInfo, LookupInfo, ModelInfo
 from edgecc.backends.runtime.request import Request
 from edgecc.backends.runtime.sampling import SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.scheduler import Scheduler
@@ -39,6 +40,8 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Generator",
+    "LookupDecoder",
+    "LookupInfo",
     "Message",
     "ModelInfo",
     "PlainDecoder",

@@ -20,10 +20,12 @@ from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.adaptive import AdaptiveLength
 from edgecc.backends.runtime.calls import Steps
 from edgecc.backends.runtime.image_prompt import PromptImages
+from edgecc.backends.runtime.lookup import TokenHistory
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
 from edgecc.backends.runtime.sampling import Sampler, SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
+from edgecc.prompt_lookup import PromptLookup
 
 Choose: TypeAlias = Callable[[int], int]
 """The target's token of a row of a verification. It is asked in order, for rows it commits only."""
@@ -87,8 +89,24 @@ class Decoder(ABC):
         """Whether the draft takes part in a round whose anchor is at position `start`."""
 
     @abstractmethod
-    def _most(self) -> int:
-        """Most proposals of the next verification, at most `session.room`."""
+    def _most(self, drafting: bool) -> int:
+        """Most proposals of the next verification, at most `session.room`.
+
+        Args:
+            drafting: Whether the draft takes part in its round.
+        """
+
+    @property
+    def _on_device(self) -> bool:
+        """Whether rounds run on the device, where they can."""
+        return self._session.runs_rounds and not self._sampler.needs_logits
+
+    def _propose(self, most: int) -> Steps[list[int]]:
+        """Proposals for the next verification; those after the first `most` are not used."""
+        return self._session.propose()
+
+    def _start(self) -> None:  # noqa: B027
+        """Forget the sequence before."""
 
     def _learn(self, made: Round) -> None:  # noqa: B027
         """Take notice of a round that is done; most decoders have no use for it."""
@@ -132,6 +150,7 @@ class Decoder(ABC):
         """
         session = self._session
         session.reset()
+        self._start()
         params = SamplingParams() if sampling is None else sampling
         self._sampler = Sampler(params, token_ids, self._model.num_tokens)
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
@@ -161,8 +180,8 @@ class Decoder(ABC):
         session = self._session
         lap = _Lap(session)
         drafting = self._drafting(session.start)
-        most = self._most() if drafting else 0
-        if session.runs_rounds and not self._sampler.needs_logits:
+        most = self._most(drafting)
+        if self._on_device:
             proposed, choose = self._round(most, drafting)
         else:
             proposed, choose = yield from self._verify(most, drafting)
@@ -176,7 +195,7 @@ class Decoder(ABC):
 
     def _verify(self, most: int, drafting: bool) -> Steps[tuple[tuple[int, ...], Choose]]:
         """Proposals and the target's choices, by calls of the draft and of the target."""
-        drafted = (yield from self._session.propose()) if most else []
+        drafted = (yield from self._propose(most)) if most else []
         proposed = _valid_prefix(drafted[:most], self._model.num_tokens)
         logits = yield from self._session.verify(proposed, features=drafting)
         return tuple(proposed), lambda row: self._sampler.choose(logits[row])
@@ -194,11 +213,39 @@ class PlainDecoder(Decoder):
     def _drafting(self, start: int) -> bool:
         return False
 
-    def _most(self) -> int:
+    def _most(self, drafting: bool) -> int:
         return 0
 
 
-class SpeculativeDecoder(Decoder):
+class ProposingDecoder(Decoder):
+    """What decoders with proposals share: how many.
+
+    Args:
+        session: The state to decode with.
+        model: What the bundle says about the model.
+        num_speculative_tokens: N, at least 1.
+        adaptive: Propose fewer where measured acceptance and times say that it is faster.
+    """
+
+    def __init__(
+        self, session: Session, model: ModelInfo, num_speculative_tokens: int, *, adaptive: bool
+    ) -> None:
+        super().__init__(session, model)
+        self._wanted = num_speculative_tokens
+        self._length = AdaptiveLength(self._wanted) if adaptive else None
+
+    def _fitting(self) -> int:
+        """Proposals worth verifying, as far as there is room."""
+        wanted = self._wanted if self._length is None else self._length.next()
+        return max(0, min(wanted, self._session.room))
+
+    def _learn(self, made: Round) -> None:
+        if self._length is not None and made.finish_reason is None:
+            seconds = made.seconds.target + made.seconds.draft + made.seconds.host
+            self._length.observe(len(made.proposed), made.accepted, seconds)
+
+
+class SpeculativeDecoder(ProposingDecoder):
     """Draft, verify, accept.
 
     The draft always runs its whole block, and the first N proposals are used: they are the same
@@ -223,23 +270,62 @@ class SpeculativeDecoder(Decoder):
         *,
         adaptive: bool = False,
     ) -> None:
-        super().__init__(session, model)
-        self._wanted = num_speculative_tokens or draft.num_speculative_tokens
-        self._length = AdaptiveLength(self._wanted) if adaptive else None
+        wanted = num_speculative_tokens or draft.num_speculative_tokens
+        super().__init__(session, model, wanted, adaptive=adaptive)
         reach = min(draft.max_position_embeddings, session.draft_capacity)
         self._last_start = reach - draft.block_size
 
     def _drafting(self, start: int) -> bool:
         return start <= self._last_start
 
-    def _most(self) -> int:
-        wanted = self._wanted if self._length is None else self._length.next()
-        return max(0, min(wanted, self._session.room))
+    def _most(self, drafting: bool) -> int:
+        return self._fitting() if drafting else 0
 
-    def _learn(self, made: Round) -> None:
-        if self._length is not None and made.finish_reason is None:
-            seconds = made.seconds.target + made.seconds.draft + made.seconds.host
-            self._length.observe(len(made.proposed), made.accepted, seconds)
+
+class LookupDecoder(ProposingDecoder):
+    """Look up, verify, accept: proposals are what followed the same tokens before, see `lookup`.
+
+    A round proposes nothing where nothing repeats: it is a plain step then. Rounds on a device know
+    no such proposals, so the host makes the calls.
+
+    Args:
+        session: The state to decode with; a draft that it has is not used.
+        model: What the bundle says about the model.
+        lookup: How many tokens have to repeat.
+        num_speculative_tokens: N, from 1 to the compiled number.
+        adaptive: Propose fewer where measured acceptance and times say that it is faster.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: ModelInfo,
+        lookup: PromptLookup,
+        num_speculative_tokens: int,
+        *,
+        adaptive: bool = False,
+    ) -> None:
+        super().__init__(session, model, num_speculative_tokens, adaptive=adaptive)
+        self._lookup = lookup
+        self._history = TokenHistory(lookup)
+
+    def _start(self) -> None:
+        self._history = TokenHistory(self._lookup)
+
+    @property
+    def _on_device(self) -> bool:
+        return False
+
+    def _drafting(self, start: int) -> bool:
+        return False
+
+    def _most(self, drafting: bool) -> int:
+        return self._fitting()
+
+    def _propose(self, most: int) -> Steps[list[int]]:
+        yield from ()  # no call is needed
+        self._history.follow(self._session.tokens)
+        return self._history.propose(most)
 
 
 def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) -> tuple[int, int]:

@@ -15,12 +15,19 @@ from edgecc.backends.runtime.answer import Answer, Chunk, Generation
 from edgecc.backends.runtime.batch import Batch
 from edgecc.backends.runtime.calls import Entry, Steps
 from edgecc.backends.runtime.chat import ChatTemplates, Message
-from edgecc.backends.runtime.decoder import Decoder, PlainDecoder, Round, SpeculativeDecoder
+from edgecc.backends.runtime.decoder import (
+    Decoder,
+    LookupDecoder,
+    PlainDecoder,
+    Round,
+    SpeculativeDecoder,
+)
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
 from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
+    check_lookup,
     check_max_new_tokens,
     check_num_speculative_tokens,
     check_stop,
@@ -33,9 +40,14 @@ from edgecc.backends.runtime.sampling import (
 )
 from edgecc.backends.runtime.scheduler import Scheduler
 from edgecc.backends.runtime.session import Session
-from edgecc.backends.runtime.stats import AcceptanceMonitor, SpeculationWarning
+from edgecc.backends.runtime.stats import (
+    LOOKUP_CAUSES,
+    AcceptanceMonitor,
+    SpeculationWarning,
+)
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import RequestError
+from edgecc.prompt_lookup import PromptLookup
 
 T = TypeVar("T")
 
@@ -72,6 +84,7 @@ class Generator:
             self._entries[Entry.VISION] = engine.entry(Entry.VISION)
         self._session = self._new_session(greedy_rounds(engine))
         self._monitor = AcceptanceMonitor()
+        self._lookup_monitor = AcceptanceMonitor(LOOKUP_CAUSES)
         self._busy = threading.Lock()
         self._in_round = threading.Lock()
         self._closed = False
@@ -123,6 +136,7 @@ class Generator:
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
         adaptive_speculation: bool = False,
+        prompt_lookup: PromptLookup | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
@@ -148,6 +162,8 @@ class Generator:
             ignore_eos: Go on after the model's end tokens.
             on_text: Called with each piece of text as it comes.
             adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
+            prompt_lookup: Propose what followed the same tokens before, instead of asking the
+                draft; of a bundle compiled for that, other numbers of tokens.
             sampling: How tokens are chosen.
             **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
                 `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
@@ -170,6 +186,7 @@ class Generator:
             stop=stop,
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
+            prompt_lookup=prompt_lookup,
             sampling=sampling,
             **options,
         )
@@ -238,6 +255,7 @@ class Generator:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
+        prompt_lookup: PromptLookup | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
@@ -267,6 +285,7 @@ class Generator:
             stop=stop,
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
+            prompt_lookup=prompt_lookup,
             sampling=sampling,
             **options,
         )
@@ -285,6 +304,7 @@ class Generator:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
+        prompt_lookup: PromptLookup | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
@@ -313,6 +333,7 @@ class Generator:
                 vocab_size=self._model.vocab_size,
             ),
             adaptive_speculation=adaptive_speculation,
+            lookup=check_lookup(prompt_lookup, self._model),
         )
 
     def close(self) -> None:
@@ -349,10 +370,12 @@ class Generator:
         )
 
     def _decoder(self, session: Session, request: Request) -> Decoder:
-        draft = self._model.draft
-        if draft is None or not request.num_speculative_tokens:
-            return PlainDecoder(session, self._model)
+        draft, lookup = self._model.draft, request.lookup
         wanted, adaptive = request.num_speculative_tokens, request.adaptive_speculation
+        if wanted and lookup is not None:
+            return LookupDecoder(session, self._model, lookup, wanted, adaptive=adaptive)
+        if draft is None or not wanted:
+            return PlainDecoder(session, self._model)
         return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
 
     def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
@@ -365,7 +388,8 @@ class Generator:
         )
 
     def _answer(self, request: Request) -> Answer:
-        return Answer(request, self._tokenizer, self._monitor)
+        monitor = self._monitor if request.lookup is None else self._lookup_monitor
+        return Answer(request, self._tokenizer, monitor)
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecc.backends.runtime.image_config import ImageConfig
+from edgecc.prompt_lookup import NGRAM, PromptLookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,19 @@ class DraftInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupInfo:
+    """Speculation without a draft, as compiled.
+
+    Attributes:
+        num_speculative_tokens: Most proposals of a verification; requests may ask for fewer.
+        lookup: How many tokens have to repeat, unless a request says otherwise.
+    """
+
+    num_speculative_tokens: int
+    lookup: PromptLookup
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The numbers that bound a request.
 
@@ -39,6 +53,7 @@ class ModelInfo:
         prefill_chunk: Most rows of one target call.
         draft: The draft, when the bundle has one.
         images: How images are read, when the bundle reads them.
+        lookup: Speculation without a draft, when the bundle was compiled for that.
     """
 
     vocab_size: int
@@ -49,11 +64,19 @@ class ModelInfo:
     prefill_chunk: int
     draft: DraftInfo | None = None
     images: ImageConfig | None = None
+    lookup: LookupInfo | None = None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most proposals of a verification; 0 without speculation."""
+        speculation = self.draft or self.lookup
+        return 0 if speculation is None else speculation.num_speculative_tokens
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ModelInfo:
         """Pick what is needed from a manifest that follows the bundle's schema."""
         target, limits, draft = manifest["target"], manifest["limits"], manifest["draft"]
+        looks_up = draft is not None and draft["method"] == NGRAM
         return cls(
             vocab_size=target["vocab_size"],
             num_tokens=target["num_tokens"],
@@ -61,7 +84,8 @@ class ModelInfo:
             max_model_len=limits["max_model_len"],
             max_input_len=limits["max_input_len"],
             prefill_chunk=limits["prefill_chunk"],
-            draft=None if draft is None else _draft_info(draft),
+            draft=None if draft is None or looks_up else _draft_info(draft),
+            lookup=_lookup_info(draft) if looks_up else None,
             images=ImageConfig.from_metadata(manifest["vision"]) if "vision" in manifest else None,
         )
 
@@ -74,3 +98,8 @@ def _draft_info(draft: Mapping[str, Any]) -> DraftInfo:
         max_position_embeddings=draft["max_position_embeddings"],
         method=draft["method"],
     )
+
+
+def _lookup_info(draft: Mapping[str, Any]) -> LookupInfo:
+    lengths = PromptLookup(draft["prompt_lookup_min"], draft["prompt_lookup_max"])
+    return LookupInfo(draft["num_speculative_tokens"], lengths)

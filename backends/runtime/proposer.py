@@ -35,7 +35,7 @@ class Proposer(ABC):
 
 
 class BlockProposer(Proposer):
-    """Drafts that fill a block after the newest committed token: DSpark."""
+    """Drafts that fill a block after the newest committed token: DSpark, DFlash."""
 
     role = Role.ANCHOR
 
@@ -56,6 +56,7 @@ class ChainProposer(Proposer):
 
 PROPOSERS: Mapping[str, Proposer] = {
     "dspark": BlockProposer(),
+    "dflash": BlockProposer(),
     "eagle3": ChainProposer(),
     "mtp": ChainProposer(),
 }

@@ -12,6 +12,7 @@ from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.sampling import SamplingParams
 from edgecc.errors import RequestError
+from edgecc.prompt_lookup import PromptLookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,7 @@ class Request:
         sampling: How tokens are chosen.
         adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
         images: What is in the prompt besides text.
+        lookup: Propose by lookup, with these settings; None asks the draft.
     """
 
     token_ids: IntArray
@@ -37,6 +39,7 @@ class Request:
     sampling: SamplingParams
     adaptive_speculation: bool
     images: PromptImages | None = None
+    lookup: PromptLookup | None = None
 
 
 def check_prompt(prompt: object) -> str:
@@ -159,24 +162,48 @@ def check_num_speculative_tokens(value: int | None, speculation: bool, model: Mo
     Raises:
         RequestError: There is no draft to ask, or it does not propose so many.
     """
-    draft = model.draft
+    most = model.num_speculative_tokens
     if value is not None:
-        if draft is None:
-            raise RequestError(
-                "request/no-draft",
-                f"num_speculative_tokens is {value!r}, but the bundle has no draft",
-                help="leave it out, or compile the target with --draft",
-            )
-        if not _is_whole(value) or not 1 <= value <= draft.num_speculative_tokens:
+        if not most:
+            raise _no_speculation(f"num_speculative_tokens is {value!r}")
+        if not _is_whole(value) or not 1 <= value <= most:
             raise RequestError(
                 "request/bad-num-speculative-tokens",
-                f"num_speculative_tokens must be from 1 to {draft.num_speculative_tokens}, "
-                f"not {value!r}",
-                help="to decode without the draft: speculation=False, --no-speculation",
+                f"num_speculative_tokens must be from 1 to {most}, not {value!r}",
+                help="to decode without proposals: speculation=False, --no-speculation",
             )
-    if draft is None or not speculation:
+    if not speculation:
         return 0
-    return value or draft.num_speculative_tokens
+    return value or most
+
+
+def check_lookup(lookup: PromptLookup | None, model: ModelInfo) -> PromptLookup | None:
+    """How to propose without a draft; None asks the draft.
+
+    Args:
+        lookup: What a request says.
+        model: What the bundle says.
+
+    Raises:
+        RequestError: It is something else, or the bundle verifies no proposals.
+    """
+    if lookup is None:
+        return None if model.lookup is None else model.lookup.lookup
+    if not isinstance(lookup, PromptLookup):
+        raise RequestError(
+            "request/bad-prompt-lookup", f"prompt_lookup must be PromptLookup, not {lookup!r}"
+        )
+    if not model.num_speculative_tokens:
+        raise _no_speculation("prompt_lookup is given")
+    return lookup
+
+
+def _no_speculation(found: str) -> RequestError:
+    return RequestError(
+        "request/no-draft",
+        f"{found}, but the bundle has no draft and no room for proposals",
+        help="leave it out, or compile the target with --draft or --spec-method ngram",
+    )
 
 
 def check_stop(stop: str | Sequence[str], *, has_tokenizer: bool) -> tuple[str, ...]:

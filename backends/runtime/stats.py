@@ -138,10 +138,43 @@ class Stats:
         return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Why acceptance may be what a sound pair does not show, as text.
+
+    Attributes:
+        none: Why no proposal is accepted, and what to look at.
+        all: Why each proposal is.
+    """
+
+    none: str
+    all: str
+
+
+DRAFT_CAUSES = Causes(
+    "the draft was trained for another target or revision; its block layout, mask token or tapped "
+    "layers are read wrongly; the prompts are far from what it was trained on; the temperature is "
+    "so high that hardly a token can be foreseen. The text is right, but speculation only costs "
+    "time: `edgecc inspect` shows what was paired, `edgecc verify` checks the numbers",
+    "the text repeats itself; the draft is the target; proposals are compared with themselves, "
+    "which `edgecc verify` would show as text that differs from plain decoding",
+)
+
+LOOKUP_CAUSES = Causes(
+    "the answer does not repeat what is in the prompt; too few tokens have to repeat "
+    "(prompt_lookup_min); the temperature is so high that hardly a token can be foreseen. The text "
+    "is right, but speculation only costs time",
+    "the text repeats itself over and over",
+)
+
+
 class AcceptanceMonitor:
     """Watches rounds over all requests of a generator for rates that a sound pair does not show.
 
     Each kind of finding is reported once.
+
+    Args:
+        causes: What to name as likely causes.
     """
 
     NONE_LIMIT = 64
@@ -150,7 +183,8 @@ class AcceptanceMonitor:
     ALL_LIMIT = 256
     """Rounds in a row with each proposal accepted."""
 
-    def __init__(self) -> None:
+    def __init__(self, causes: Causes = DRAFT_CAUSES) -> None:
+        self._causes = causes
         self._none = 0
         self._all = 0
         self._reported: set[str] = set()
@@ -170,18 +204,12 @@ class AcceptanceMonitor:
         if self._none >= self.NONE_LIMIT:
             return self._once(
                 f"no proposed token was accepted in {self.NONE_LIMIT} rounds in a row. Likely "
-                "causes: the draft was trained for another target or revision; its block layout, "
-                "mask token or tapped layers are read wrongly; the prompts are far from what it "
-                "was trained on; the temperature is so high that hardly a token can be foreseen. "
-                "The text is right, but speculation only costs time: "
-                "`edgecc inspect` shows what was paired, `edgecc verify` checks the numbers"
+                f"causes: {self._causes.none}"
             )
         if self._all >= self.ALL_LIMIT:
             return self._once(
                 f"each proposed token was accepted in {self.ALL_LIMIT} rounds in a row. Likely "
-                "causes: the text repeats itself; the draft is the target; proposals are compared "
-                "with themselves, which `edgecc verify` would show as text that differs from plain "
-                "decoding"
+                f"causes: {self._causes.all}"
             )
         return None
 

@@ -30,6 +30,7 @@ from edgecc.backends.runtime.loader import choose_device, load_bundle
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.near_ties import compare_near_tokens
 from edgecc.backends.runtime.proposer import proposer_of
+from edgecc.prompt_lookup import PromptLookup
 
 __all__ = ["GOLDEN_FILE", "Check", "Verification", "compare_golden", "read_golden", "verify_bundle"]
 
@@ -139,14 +140,17 @@ def _compare_decoding(
     picture: PreparedImage | None = None,
     tie: float = 0.0,
 ) -> list[Check]:
-    draft = generator.model.draft
-    if draft is None:
+    most, compiled = generator.model.num_speculative_tokens, generator.model.lookup
+    if not most:
         return []
+    # In random text only single tokens repeat.
+    lookup = None if compiled is None else PromptLookup(1, compiled.lookup.max)
     generate = partial(
         generator.generate,
         token_ids=ids,
         images=None if picture is None else [picture],
         max_new_tokens=max_new_tokens,
+        prompt_lookup=lookup,
     )
     plain = generate(speculation=False)
     prompt = f"prompt of {_count(plain.prompt_tokens, 'token')}"
@@ -160,7 +164,7 @@ def _compare_decoding(
             plain.token_ids,
             tie,
         )
-        for n in sorted({1, draft.num_speculative_tokens})
+        for n in sorted({1, most})
     ]
 
 

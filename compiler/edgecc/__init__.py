@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgecc.driver import CompileOptions, compile, lift
     from edgecc.errors import EdgeccError
     from edgecc.ir_source import read_ir
+    from edgecc.prompt_lookup import PromptLookup
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _LAZY = {
     "EdgeccError": "edgecc.errors",
     "Generation": "edgecc.backends.runtime",
     "Generator": "edgecc.backends.runtime",
+    "PromptLookup": "edgecc.prompt_lookup",
     "SamplingParams": "edgecc.backends.runtime",
     "compile": "edgecc.driver",
     "lift": "edgecc.driver",
@@ -35,6 +37,7 @@ __all__ = [
     "EdgeccError",
     "Generation",
     "Generator",
+    "PromptLookup",
     "SamplingParams",
     "__version__",
     "compile",

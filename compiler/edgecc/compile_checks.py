@@ -18,6 +18,7 @@ from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
 from edgecc.passes.quantize import Quantize, is_head
 from edgecc.passes.quantize_activations import QuantizeActivations
+from edgecc.prompt_lookup import NGRAM
 from edgecc.text_side import check_tokenizer
 
 RUNTIME_METHODS = tuple(PROPOSERS)
@@ -38,6 +39,7 @@ def check_module(module: Module, options: CompileOptions, report: Progress) -> N
         UnsupportedError: The runtime does not drive the draft's method.
     """
     check_needs_draft(options, "draft" in module.graphs)
+    check_needs_proposals(options, isinstance(module.metadata.get("draft"), dict))
     _check_method(module, options)
     _check_head_choice(module, options)
     check_tokenizer(checkpoints_of(module)["target"])
@@ -60,11 +62,19 @@ def check_needs_draft(options: CompileOptions, draft: bool) -> None:
             "usage/draft-quantization",
             f"--draft-quantization {options.draft_quantization} needs --draft",
         )
-    if options.num_speculative_tokens is not None:
+
+
+def check_needs_proposals(options: CompileOptions, proposals: bool) -> None:
+    """Check that a number of proposals comes with something that proposes.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if options.num_speculative_tokens is not None and not proposals:
         raise UsageError(
             "usage/speculative-tokens",
             f"{options.num_speculative_tokens} speculative tokens need a draft",
-            help="give its folder: --draft DIR",
+            help=f"give its folder: --draft DIR; or look proposals up: --spec-method {NGRAM}",
         )
 
 
@@ -182,7 +192,7 @@ def _check_method(module: Module, options: CompileOptions) -> None:
     """
     draft = module.metadata.get("draft")
     method = draft["method"] if isinstance(draft, dict) else None
-    driven = method in (None, *RUNTIME_METHODS)
+    driven = method in (None, NGRAM, *RUNTIME_METHODS)
     runs_here = [d.name for d in options.devices if not d.library]
     if runs_here and not driven:
         raise UnsupportedError(

@@ -30,8 +30,11 @@ class CompileOptions:
         max_model_len: Most tokens of a sequence; None takes 8192 or the trained length, if less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         spec_method: Speculation method; `auto` is that of the draft, none without one; `mtp` drafts
-            with the target's own multi-token-prediction block.
+            with the target's own multi-token-prediction block, `ngram` looks proposals up in the
+            text so far.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
+        prompt_lookup_min: For `ngram`: fewest tokens that have to repeat; None takes the most.
+        prompt_lookup_max: For `ngram`: most tokens that are compared; None takes the fewest, or 5.
         prefill_chunk: Most rows per call of the target.
         max_batch_size: Most sequences at a time.
         lm_head: `auto` binds what the draft lacks; `share` requires that it borrows; `own` requires
@@ -58,6 +61,8 @@ class CompileOptions:
     max_input_len: int | None = None
     spec_method: str = "auto"
     num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
     prefill_chunk: int = 128
     max_batch_size: int = 1
     lm_head: str = "auto"
@@ -82,7 +87,8 @@ class CompileOptions:
         _choice("draft_quantization", self.draft_quantization, QUANTIZATION_CHOICES)
         _choice("activations", self.activations, ACTIVATION_CHOICES)
         self._check_quantization()
-        optional = ("max_model_len", "max_input_len", "num_speculative_tokens")
+        lookup = ("prompt_lookup_min", "prompt_lookup_max")
+        optional = ("max_model_len", "max_input_len", "num_speculative_tokens", *lookup)
         for name in (*optional, "prefill_chunk", "max_batch_size"):
             value = getattr(self, name)
             unset = value is None and name in optional

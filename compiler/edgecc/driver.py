@@ -14,7 +14,7 @@ from edgecc.backends.bundle_writer import BundleWriter, check_destination
 from edgecc.backends.cache import ArtifactCache
 from edgecc.backends.tensorrt.library import load_library
 from edgecc.checkpoints import checkpoints_of, close_checkpoints, findings_of
-from edgecc.compile_checks import check_module, check_needs_draft
+from edgecc.compile_checks import check_module, check_needs_draft, check_needs_proposals
 from edgecc.compile_options import CompileOptions, compile_options
 from edgecc.compile_report import CompileReport, compile_report
 from edgecc.contract.examination import examine
@@ -22,7 +22,7 @@ from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_art
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
-from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.options import NGRAM, LiftOptions
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -43,6 +43,8 @@ def lift(
     max_model_len: int | None = None,
     spec_method: str = "auto",
     num_speculative_tokens: int | None = None,
+    prompt_lookup_min: int | None = None,
+    prompt_lookup_max: int | None = None,
     max_batch_size: int = 1,
     components: str = "text",
 ) -> Module:
@@ -51,6 +53,8 @@ def lift(
         max_model_len=max_model_len,
         spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
         max_batch_size=max_batch_size,
         components=components,
     )
@@ -170,7 +174,9 @@ def _default_output(target: Path) -> str:
 
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
     # A method that was asked for says itself what it needs.
-    check_needs_draft(options, draft is not None or options.spec_method != "auto")
+    method = options.spec_method
+    check_needs_draft(options, draft is not None or method not in ("auto", NGRAM))
+    check_needs_proposals(options, draft is not None or method != "auto")
     report("lift", 0, 1)
     sizes = LiftOptions(
         max_model_len=options.max_model_len,
@@ -178,6 +184,8 @@ def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Pro
         prefill_chunk=options.prefill_chunk,
         spec_method=options.spec_method,
         num_speculative_tokens=options.num_speculative_tokens,
+        prompt_lookup_min=options.prompt_lookup_min,
+        prompt_lookup_max=options.prompt_lookup_max,
         max_batch_size=options.max_batch_size,
         pads_rounds=any(d.pads_rounds for d in options.devices),
         components=options.components,

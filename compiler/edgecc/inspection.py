@@ -22,6 +22,7 @@ from edgecc.ir.core import Module
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, Unbound
 from edgecc.paths import local_path
+from edgecc.prompt_lookup import NGRAM
 from edgecc.roles import Role
 
 
@@ -174,7 +175,9 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
         "draft": "none"
         if manifest["draft"] is None
         else {
-            "checkpoint": (provenance["draft"] or provenance["target"])["name"],
+            "checkpoint": "none: looked up in the text"
+            if manifest["draft"]["method"] == NGRAM
+            else (provenance["draft"] or provenance["target"])["name"],
             **manifest["draft"],
         },
         "images": manifest.get("vision", "none: text only"),

@@ -13,7 +13,7 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.components import parse_components
 from edgecc.frontends.lift import lift
 from edgecc.frontends.mtp_block import MTP_FILES
-from edgecc.frontends.options import OWN_BLOCK, LiftOptions
+from edgecc.frontends.options import OWN_BLOCK, WITHOUT_DRAFT, LiftOptions
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Json, Module
@@ -24,6 +24,9 @@ from edgecc.roles import Role
 
 SUFFIX = ".eir"
 """What the name of a file of IR text ends with."""
+
+_OF_DRAFT = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+"""Sizes in the metadata of the draft."""
 
 FIXED = ("max_model_len", "max_input_len", "prefill_chunk", "max_batch_size")
 """Options that are sizes of a lifted module, by their names in its `limits`."""
@@ -135,7 +138,7 @@ def _check_sizes(module: Module, path: Path, options: CompileOptions) -> None:
             help=f"lift the checkpoints again with --spec-method {options.spec_method}",
         )
     defaults = CompileOptions()
-    for name in (*FIXED, "num_speculative_tokens"):
+    for name in (*FIXED, *_OF_DRAFT):
         wanted, found = getattr(options, name), limits.get(name, draft.get(name))
         if wanted != getattr(defaults, name) and wanted != found:
             flag = f"--{name.replace('_', '-')}"
@@ -206,18 +209,21 @@ def _lifted_again(module: Module) -> Module | None:
 def lift_options_of(module: Module) -> LiftOptions:
     """The sizes a module was lifted with."""
     limits, draft = _section(module, "limits"), _section(module, "draft")
-    steps = draft.get("num_speculative_tokens")
     length, prompt, chunk, batch = (int(str(limits[name])) for name in FIXED)
     return LiftOptions(
         max_model_len=length,
         max_input_len=prompt,
         prefill_chunk=chunk,
-        spec_method=OWN_BLOCK if _method(module) == OWN_BLOCK else "auto",
-        num_speculative_tokens=steps if isinstance(steps, int) else None,
+        spec_method=method if (method := _method(module)) in WITHOUT_DRAFT else "auto",
+        **{name: _number(draft.get(name)) for name in _OF_DRAFT},
         max_batch_size=batch,
         pads_rounds=_pads_rounds(module, length),
         components="all" if "vision" in module.graphs else "text",
     )
+
+
+def _number(value: Json) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _method(module: Module) -> str | None:

@@ -82,5 +82,6 @@ def _recorded(options: CompileOptions, module: Module) -> dict[str, Json]:
     recorded["max_model_len"] = limits["max_model_len"]
     recorded["max_input_len"] = limits["max_input_len"]
     if isinstance(draft, dict):
-        recorded["num_speculative_tokens"] = draft["num_speculative_tokens"]
+        names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        recorded |= {name: draft[name] for name in names if name in draft}
     return recorded

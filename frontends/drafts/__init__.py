@@ -11,15 +11,17 @@ from collections.abc import Callable, Collection, Mapping
 from edgecc.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.drafts.base import Draft
+from edgecc.frontends.drafts.dflash import DFlash
 from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
 from edgecc.frontends.drafts.mtp import Mtp, has_block
 from edgecc.frontends.drafts.names import canonical_name
+from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ngram
 from edgecc.frontends.mtp_block import MTP_BLOCK
 from edgecc.frontends.options import SPEC_METHODS, LiftOptions
 
-KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, Eagle3)}
+KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, DFlash, Eagle3)}
 """Every kind of draft checkpoint that can be lifted, by its method."""
 
 SUPPORTED = tuple(KINDS)
@@ -34,7 +36,7 @@ _ABOUT = {
 
 def choose_draft(
     target: Checkpoint | None, draft: Checkpoint | None, options: LiftOptions
-) -> tuple[Draft | None, str | None]:
+) -> tuple[Draft | Ngram | None, str | None]:
     """How a target is to speculate.
 
     Args:
@@ -43,7 +45,7 @@ def choose_draft(
         options: The method and the proposals that were asked for.
 
     Returns:
-        The draft, None for plain decoding, and the decision as a line.
+        The draft, or what takes its place; None for plain decoding; and the decision as a line.
 
     Raises:
         UsageError: The method that was asked for does not fit what is there.
@@ -57,6 +59,10 @@ def choose_draft(
             f"method {method!r} is not supported",
             help=did_you_mean(method, SPEC_METHODS),
         )
+    check_lookup_options(options)
+    if method == Ngram.method:
+        lookup = choose_ngram(target, draft, options)
+        return lookup, lookup.decision
     if method == Mtp.method:
         return _own_block(target, draft, steps)
     if draft is None:
@@ -138,17 +144,7 @@ def detect_draft(checkpoint: Checkpoint) -> str:
 def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
     """Like `detect_draft`, with the tensor that gives it away."""
     found, tensor = _kind(checkpoint)
-    if found in SUPPORTED:
-        return found, tensor
     where = f"{checkpoint.role}/config.json"
-    if not found:
-        raise InputError(
-            "draft/unknown",
-            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
-            "tensors",
-            where=where,
-            help=f"supported drafts: {', '.join(SUPPORTED)}",
-        )
     rank = declared_rank(checkpoint) if found == "dflash" else None
     if rank:
         raise InputError(
@@ -157,9 +153,17 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
             where=f"{where}: markov_rank",
             help="the checkpoint is incomplete: fetch its weights again",
         )
+    if found in SUPPORTED:
+        return found, tensor
+    if not found:
+        raise InputError(
+            "draft/unknown",
+            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
+            "tensors",
+            where=where,
+            help=f"supported drafts: {', '.join(SUPPORTED)}",
+        )
     notes = [_ABOUT[found]] if found in _ABOUT else []
-    if rank == 0:
-        notes.append("markov_rank is 0: whatever its name, this is a DFlash draft")
     raise UnsupportedError(
         "draft/kind",
         f"{found} drafts are not supported",

@@ -4,9 +4,10 @@ Source: DeepSpec's reference model (arXiv 2607.05147). With F the tapped target 
 tokens, C = hidden_norm(F fc^T) is shared by all layers; each layer takes keys and values from C at
 the tokens' own positions (input_layernorm is not applied to C) and from the block. The block is
 [anchor, mask, ...], attends to the whole context and the whole block without a causal mask, and
-slot j predicts the token after position start + j. In layers with a window each slot sees the last
-rows up to its own, of context and block (as in SpecForge and SGLang). The Markov head adds
-`w2 w1[previous token]` to the logits of each slot, left to right.
+slot j predicts the token after position start + j; where masks fill their own positions, slot j
+from 1 on predicts the token at start + j, and slot 0 nothing. In layers with a window each slot
+sees the last rows up to its own, of context and block (as in SpecForge and SGLang). The Markov head
+adds `w2 w1[previous token]` to the logits of each slot, left to right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from edgecc.frontends.drafts.base import (
 )
 from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
+from edgecc.frontends.drafts.markov import is_gated, slot_by_slot
 from edgecc.frontends.drafts.names import stores
+from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
 from edgecc.frontends.gather import Gather
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.ir.builder import Builder
@@ -44,17 +47,20 @@ class DSpark(Draft):
     def __init__(self, checkpoint: Checkpoint, steps: int | None) -> None:
         """See `Draft`."""
         self.checkpoint = checkpoint
-        self.config = config = read_dspark_config(checkpoint)
+        self.config = config = read_dspark_config(checkpoint, self.method)
         self.text, self.numbering = config.text, config.numbering
         self.rows, self.rows_from = config.block_size, f"{checkpoint.role}/config.json: block_size"
-        self.steps = config.block_size if steps is None else steps
-        if not 1 <= self.steps <= config.block_size:
+        most = config.proposals
+        self.steps = most if steps is None else steps
+        if not 1 <= self.steps <= most:
             raise UsageError(
                 "usage/speculative-tokens",
-                f"{steps} speculative tokens asked for, the draft's block proposes at most "
-                f"{config.block_size}",
+                f"{steps} speculative tokens asked for, the draft's block proposes at most {most}",
                 where=self.rows_from,
-                help=f"choose 1..{config.block_size}: beyond the block every proposal gets worse",
+                notes=()
+                if config.anchor_predicts
+                else (f"its {config.block_size} slots hold the anchor, which some tools count",),
+                help=f"choose 1..{most}: beyond the block every proposal gets worse",
             )
 
     def taps(self, target: TextConfig | None) -> tuple[int, ...]:
@@ -101,8 +107,13 @@ class DSpark(Draft):
         """
         check_tensors(weights, self.config, size.target_hidden)
         capacity = size.max_model_len + self.rows
-        builder = _DraftBuilder(weights, self.config, size.num_tokens, self.steps, capacity)
+        builder = self.builder(weights, self.config, size.num_tokens, self.steps, capacity)
         builder.build(size.target_hidden)
+
+    @property
+    def builder(self) -> type[BlockBuilder]:
+        """What builds the graph."""
+        return BlockBuilder
 
     def metadata(self, taps: tuple[int, ...]) -> dict[str, Json]:
         """The block, its layout and the mask token."""
@@ -110,7 +121,7 @@ class DSpark(Draft):
             "method": self.method,
             "block_size": self.config.block_size,
             "num_speculative_tokens": self.steps,
-            "slot_layout": "anchor-predicts",
+            "slot_layout": self.config.layout,
             "mask_token_id": self.config.mask_token_id,
             "target_layer_ids": list(taps),
             "max_position_embeddings": self.text.max_position_embeddings,
@@ -124,6 +135,7 @@ class DSpark(Draft):
             "reads_outputs_of_layers": list(config.target_layer_ids),
             "numbered_by": config.numbering,
             "mask_token_id": config.mask_token_id,
+            "slot_layout": f"{config.layout}, by {config.layout_from}",
             "markov_rank": config.markov_rank,
             "confidence_head": stores(self.checkpoint.tensors, "confidence_head.proj.weight"),
             "vocab_size": self.text.vocab_size,
@@ -131,7 +143,7 @@ class DSpark(Draft):
         }
 
 
-class _DraftBuilder(DecoderBuilder):
+class BlockBuilder(DecoderBuilder):
     """State of building one graph: the inputs every layer reads."""
 
     def __init__(
@@ -144,10 +156,12 @@ class _DraftBuilder(DecoderBuilder):
     ) -> None:
         super().__init__(Builder(weights.module, "draft"), weights, config.text.rms_norm_eps)
         self.config, self.text = config, config.text
-        self.num_tokens, self.steps, self.capacity = num_tokens, steps, capacity
+        self.num_tokens = min(num_tokens, config.text.vocab_size)
+        self.steps, self.capacity = steps, capacity
         self.tables = weights.rope_tables(config.text.rope, capacity)
 
     def build(self, target_hidden: int) -> None:
+        """Add inputs, layers, heads and outputs."""
         b, text = self.b, self.text
         width = len(self.config.target_layer_ids) * target_hidden
         features = b.input("features", DType.F32, (sym("b"), sym("c"), width), Role.FEATURES)
@@ -222,27 +236,44 @@ class _DraftBuilder(DecoderBuilder):
         return x, k_new, v_new
 
     def _heads(self, z: Value) -> None:
-        """Head, Markov chain and confidence over the first N slots."""
+        """Head, and what chooses from its logits, over the first N slots that predict."""
         b, config, text = self.b, self.config, self.text
-        head = self.weights.own_or_borrowed("lm_head", text.vocab_size, text.hidden_size)
+        self.vocabulary = self._vocabulary()
+        size = self.vocabulary.size
+        head = self.weights.own_or_borrowed("lm_head", size, text.hidden_size)
         if self.steps < config.block_size:
-            z = b.op("slice", z, attrs=SliceAttributes(1, 0, self.steps), name="z")
+            first = config.first_slot
+            z = b.op("slice", z, attrs=SliceAttributes(1, first, first + self.steps), name="z")
         b.at("draft: lm_head")
-        base = b.op("linear", z, weights=(head,), name="base_logits")
-        rank = markov_rank(self.weights, config)
-        pair = [
-            self.weights.matrix(f"markov_head.{w}", text.vocab_size, rank)
-            for w in ("markov_w1", "markov_w2")
-        ]
-        b.at("draft: markov_head")
-        chain = b.node(
-            "markov_chain",
-            (base, self.anchor),
-            pair,
-            MarkovChainAttributes(self.steps, self.num_tokens),
-            ("proposals", "draft_logits", "embeddings"),
+        self._choose(z, b.op("linear", z, weights=(head,), name="base_logits"))
+
+    def _vocabulary(self) -> DraftVocabulary:
+        """What the head's rows mean; a size in the config counts if tensors can have it."""
+        sized = self.weights.has("lm_head.weight") or self.weights.has("d2t")
+        declared = self.config.draft_vocab_size if sized else None
+        return read_vocabulary(self.weights, self.text.vocab_size, declared, self.num_tokens)
+
+    def _choose(self, z: Value, base: Value) -> None:
+        """The Markov chain, from left to right, and the confidence."""
+        b, vocabulary = self.b, self.vocabulary
+        rank = markov_rank(self.weights, self.config)
+        w1, w2 = (
+            self.weights.matrix(f"markov_head.{name}", rows, rank)
+            for name, rows in (
+                ("markov_w1", self.text.vocab_size),
+                ("markov_w2", vocabulary.size),
+            )
         )
-        proposals, logits, embeddings = chain.results
+        gated = is_gated(self.weights, self.config)
+        if gated or vocabulary.table is not None or vocabulary.size != self.text.vocab_size:
+            made = slot_by_slot(self, z, base, self.anchor, (w1, w2), vocabulary, gated=gated)
+        else:
+            b.at("draft: markov_head")
+            attrs = MarkovChainAttributes(self.steps, vocabulary.limit)
+            names = ("proposals", "draft_logits", "embeddings")
+            chain = b.node("markov_chain", (base, self.anchor), [w1, w2], attrs, names)
+            made = chain.results[0], chain.results[1], chain.results[2]
+        proposals, logits, embeddings = made
         b.output(proposals, "proposals", Role.PROPOSALS)
         b.output(base, "base_logits", Role.BASE_LOGITS)
         b.output(logits, "draft_logits", Role.DRAFT_LOGITS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.drafts.dspark_config import DSparkConfig
 from edgecc.frontends.module_weights import ModuleWeights
 
 _VARIANTS = (
-    ("markov_head.gate_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
-    ("markov_head.joint_proj.weight", "draft/markov-type", "only vanilla Markov heads are built"),
     ("mask_embedding", "draft/mask-embedding", "an own mask embedding is not supported"),
     (".attention_sink_bias", "draft/attention", "attention sinks are not supported"),
     (".qkv_proj.weight", "draft/fused-qkv", "fused q, k and v projections are not supported"),
@@ -26,7 +22,6 @@ def check_tensors(weights: ModuleWeights, config: DSparkConfig, target_hidden: i
         UnsupportedError: A variant this frontend does not build.
     """
     role = weights.checkpoint.role
-    _check_vocabulary(weights, config)
     for name, id, reason in _VARIANTS:
         found = next((n for n in weights.names() if n.endswith(name)), None)
         if found is not None:
@@ -52,32 +47,6 @@ def check_tensors(weights: ModuleWeights, config: DSparkConfig, target_hidden: i
                 help="check that config and weights belong together",
                 severity=Severity.WARNING,
             )
-        )
-
-
-def _check_vocabulary(weights: ModuleWeights, config: DSparkConfig) -> None:
-    """A map between vocabularies is fine if it maps each id to itself."""
-    role, names, vocab = weights.checkpoint.role, weights.names(), config.text.vocab_size
-    maps = [names[name] for name in ("d2t", "t2d") if name in names]
-    for name in maps:
-        neutral = 0 if name == names.get("d2t") else 1
-        values = weights.checkpoint.read(name)
-        if values.shape != (vocab,) or not np.all(values == neutral):
-            raise UnsupportedError(
-                "draft/reduced-vocab",
-                "DSpark drafts with a reduced vocabulary are not supported",
-                where=f"{role}: {name}",
-                notes=(f"it has {values.size} entries, the vocabulary {vocab} rows",),
-            )
-        weights.quantization.consumed.add(name)
-    head = weights.checkpoint.tensors.get(names.get("lm_head.weight", ""))
-    if head is not None and head.shape and head.shape[0] < vocab:
-        raise InputError(
-            "draft/no-vocabulary-map",
-            f"lm_head has {head.shape[0]} rows, the vocabulary {vocab}, and there is no d2t that "
-            "says which token each row means",
-            where=f"{role}: {names['lm_head.weight']}",
-            help="the checkpoint is incomplete: fetch it again",
         )
 
 

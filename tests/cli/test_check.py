@@ -54,17 +54,17 @@ def test_strict(pair: tuple[Path, Path], edgecc: Command) -> None:
 
 def test_json(pair: tuple[Path, Path], edgecc: Command) -> None:
     target, draft = pair
-    edit_json(draft / "config.json", sample_from_anchor=False)
+    edit_json(draft / "config.json", sample_from_anchor=False, shift_label=True)
     result = edgecc("check", target, "--draft", draft, "--json", "-q")
-    assert result.code == 4
+    assert result.code == 3
     report = json.loads(result.out)
     assert report["ok"] is False
-    assert report["exit_code"] == 4
+    assert report["exit_code"] == 3
     first = report["findings"][0]
     assert {"id", "severity", "what", "where", "notes", "why", "do", "rule"} == first.keys()
     assert first["id"] == "draft/slot-layout"
     assert first["rule"] == "block-layout"
-    assert first["where"] == "draft/config.json: sample_from_anchor"
+    assert first["where"] == "draft/config.json: shift_label"
     assert "1.1 tokens" in first["why"]
     assert {"tensor", "count", "stored", "declared", "decision"} == report["tensors"][0].keys()
     assert sum(row["count"] for row in report["tensors"]) > 20

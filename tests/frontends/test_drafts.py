@@ -55,7 +55,6 @@ def plus(*names: str) -> Callable[[Tensors], Tensors]:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (without_markov, "dflash"),
         (plus("candidate_selector.hidden_projection"), "dflash2"),
         (plus("domino_gru.weight_ih"), "domino"),
         (plus("mtp.0.hc_mult.weight"), "deepseek-v4"),
@@ -68,7 +67,7 @@ def test_other_kinds_by_their_tensors(
     edit_json(draft / "config.json", markov_rank=DROP)
     with pytest.raises(UnsupportedError, match=f"^error.draft/kind.: {expected} drafts") as caught:
         kind(draft)
-    assert "supported: dspark, eagle3" in caught.value.diagnostics[0].help
+    assert "supported: dspark, dflash, eagle3" in caught.value.diagnostics[0].help
 
 
 @pytest.mark.parametrize(
@@ -81,12 +80,12 @@ def test_eagle3_by_its_tensors(draft: Path, name: str, architecture: str) -> Non
     assert kind(draft) == "eagle3"
 
 
-def test_rank_zero_is_dflash_by_another_name(draft: Path) -> None:
+@pytest.mark.parametrize("rank", [0, DROP])
+@pytest.mark.parametrize("architecture", ["DFlashDraftModel", "Qwen3DSparkModel", "Something"])
+def test_dflash_by_its_tensors(draft: Path, architecture: str, rank: object) -> None:
     edit_tensors(draft, without_markov)
-    edit_json(draft / "config.json", markov_rank=0)
-    with pytest.raises(UnsupportedError, match="dflash drafts are not supported") as caught:
-        kind(draft)
-    assert "this is a DFlash draft" in caught.value.diagnostics[0].notes[0]
+    edit_json(draft / "config.json", architectures=[architecture], markov_rank=rank)
+    assert kind(draft) == "dflash"
 
 
 def test_a_rank_without_tensors_is_an_incomplete_draft(draft: Path) -> None:
@@ -131,7 +130,7 @@ def test_is_draft(tmp_path: Path, draft: Path) -> None:
 
 
 def test_supported_kinds_are_listed() -> None:
-    assert SUPPORTED == ("dspark", "eagle3")
+    assert SUPPORTED == ("dspark", "dflash", "eagle3")
 
 
 @pytest.mark.parametrize(

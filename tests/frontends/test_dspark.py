@@ -50,6 +50,7 @@ class Pair:
         target: Arguments of `write_target`.
         draft: Arguments of `write_draft`.
         steps: Proposals to lift for.
+        first: The first slot that predicts, for the reference.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Pair:
         target: Mapping[str, Any] | None = None,
         *,
         steps: int | None = None,
+        first: int = 0,
         garbage: float = 0.0,
         change: Callable[[Tensors], Tensors | None] | None = None,
         **draft: Any,
@@ -87,6 +89,7 @@ class Pair:
             block_size=self.block,
             mask_token_id=int(str(config["mask_token_id"])),
             num_tokens=NUM_TOKENS,
+            first=first,
         )
 
     def expected(self, ids: Sequence[int], anchor: int) -> DraftOutput:
@@ -107,7 +110,8 @@ class Pair:
 def agree(found: Mapping[str, Array], expected: DraftOutput) -> None:
     steps = len(expected.tokens)
     assert found["proposals"].tolist() == expected.tokens
-    assert close(found["base_logits"], expected.base_logits[:steps])
+    if "base_logits" in found:
+        assert close(found["base_logits"], expected.base_logits[:steps])
     assert close(found["draft_logits"], expected.logits)
     assert ("confidence" in found) == (expected.confidence is not None)
     if expected.confidence is not None:
@@ -457,7 +461,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "shape", "id"),
         [
-            ("markov_head.gate_proj.weight", (8, 72), "draft/markov-type"),
             ("markov_head.joint_proj.weight", (24, 80), "draft/markov-type"),
             ("mask_embedding", (64,), "draft/mask-embedding"),
             ("layers.0.self_attn.attention_sink_bias", (4,), "draft/attention"),
@@ -466,8 +469,6 @@ class TestRefused:
             ("layers.0.pre_feedforward_layernorm.weight", (64,), "checkpoint/unread-parameter"),
             ("norm.bias", (64,), "checkpoint/unread-parameter"),
             ("markov_head.markov_w2.bias", (288,), "checkpoint/unread-parameter"),
-            ("d2t", (96,), "draft/reduced-vocab"),
-            ("t2d", (288,), "draft/reduced-vocab"),
         ],
     )
     def test_other_networks(

@@ -332,10 +332,6 @@ def test_a_mask_without_a_row(tmp_path: Path, mask: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "id", "word"),
     [
-        ({"sample_from_anchor": False}, "draft/slot-layout", "sample_from_anchor"),
-        ({"dspark_config": {"sample_from_anchor": False}}, "draft/slot-layout", "anchor"),
-        ({"dspark_bonus_anchor": True}, "draft/slot-layout", "dspark_bonus_anchor"),
-        ({"dflash_config": {"shift_label": False}}, "draft/slot-layout", "shift_label"),
         ({"is_causal": True}, "draft/attention", "is_causal"),
         ({"dflash_config": {"causal": True}}, "draft/attention", "causal"),
         ({"dspark_config": {"causal_head": True}}, "draft/attention", "causal_head"),
@@ -352,7 +348,6 @@ def test_a_mask_without_a_row(tmp_path: Path, mask: int) -> None:
             "draft/sliding-window",
             "non_causal",
         ),
-        ({"markov_head_type": "gated"}, "draft/markov-type", "gated"),
         ({"markov_head_type": "rnn"}, "draft/markov-type", "rnn"),
         ({"dflash_config": {"projector_type": "domino"}}, "draft/kind", "domino"),
         ({"model_type": "deepseek_v4"}, "draft/kind", "deepseek"),
@@ -414,3 +409,28 @@ def test_rank_by_the_config_alone(draft: Path, config: dict[str, object]) -> Non
         changed = {k: v for k, v in {**config, **changes}.items() if v is not DROP}
         with Checkpoint.open(write(draft, changed), role="draft") as checkpoint:
             assert declared_rank(checkpoint) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({"sample_from_anchor": False}, "sample_from_anchor"),
+        ({"dspark_config": {"sample_from_anchor": False}}, "dspark_config.sample_from_anchor"),
+        ({"dspark_bonus_anchor": True}, "dspark_bonus_anchor"),
+        ({"dflash_config": {"shift_label": False}}, "dflash_config.shift_label"),
+        ({"sample_from_anchor": False, "dspark_bonus_anchor": True}, "sample_from_anchor"),
+    ],
+)
+def test_masks_that_fill_their_own_positions(
+    draft: Path, config: dict[str, object], changes: dict[str, object], source: str
+) -> None:
+    found = read(draft, config, **changes)
+    assert (found.layout, found.layout_from) == ("masks-fill", source)
+    assert (found.first_slot, found.proposals) == (1, found.block_size - 1)
+    assert read(draft, config).layout == "anchor-predicts"
+
+
+def test_layouts_that_contradict_each_other(draft: Path, config: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="contradict each other") as caught:
+        read(draft, config, sample_from_anchor=True, dspark_bonus_anchor=True)
+    assert caught.value.id == "draft/slot-layout"

@@ -363,7 +363,7 @@ class TestMethods:
     """What was asked for against what is there."""
 
     def test_all_that_can_be_lifted(self) -> None:
-        assert ("auto", *KINDS, Mtp.method) == SPEC_METHODS
+        assert ("auto", *KINDS, Mtp.method, "ngram") == SPEC_METHODS
 
     def test_auto_says_by_what(self, tmp_path: Path) -> None:
         target = write_target(tmp_path / "t", layers=3, hidden=32, head_dim=16, quantized=False)

@@ -543,9 +543,9 @@ DRAFTS = [
     Case(
         "draft/kind",
         UNSUPPORTED,
-        "rank 0: DFlash, whatever the name",
-        replaced(lambda p: write_draft(p, **SMALL, **TAPS, markov_rank=0, confidence_head=False)),
-        "dflash",
+        "a projector edgecc does not know",
+        config("draft", dflash_config={"projector_type": "domino"}),
+        "domino",
     ),
     Case(
         "draft/markov-missing",
@@ -598,10 +598,10 @@ DRAFTS = [
     Case("draft/last-layer", FINE, "the last layer is tapped", lambda t, d: None, "layer 0"),
     Case(
         "draft/slot-layout",
-        UNSUPPORTED,
-        "masks fill their own positions",
-        config("draft", sample_from_anchor=False),
-        "sample_from_anchor",
+        BAD,
+        "keys about the anchor's slot that contradict each other",
+        config("draft", sample_from_anchor=False, shift_label=True),
+        "shift_label",
     ),
     Case(
         "draft/mask-token",
@@ -620,9 +620,9 @@ DRAFTS = [
     Case(
         "draft/markov-type",
         UNSUPPORTED,
-        "a gated Markov head",
-        config("draft", markov_head_type="gated"),
-        "gated",
+        "a Markov head with a state",
+        config("draft", markov_head_type="rnn"),
+        "rnn",
     ),
     Case(
         "draft/confidence-flag",
@@ -675,13 +675,6 @@ VOCABULARIES = [
         FINE,
         "a map of zeros",
         all_of(eagle3(marks=False), stored("draft", {"d2t": np.zeros_like})),
-    ),
-    Case(
-        "draft/reduced-vocab",
-        UNSUPPORTED,
-        "a reduced vocabulary of a DSpark draft",
-        stored("draft", {"d2t": np.zeros(9, np.int64)}),
-        "d2t",
     ),
     Case(
         "tokenizer/bad-id",

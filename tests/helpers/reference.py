@@ -1,9 +1,10 @@
-"""Qwen3 and DSpark in float64 NumPy, written from their definitions; shares no code with edgecc.
+"""Qwen3, DSpark and DFlash in float64 NumPy, from their definitions; shares no code with edgecc.
 
 A whole sequence is computed at once, without caches, so that cached and incremental evaluation has
 something to be compared with. Only rotary angles are float32, as in the models' own code.
 
-Sources: transformers' modeling_qwen3 and modeling_rope_utils; DeepSpec's DSpark (arXiv 2607.05147).
+Sources: transformers' modeling_qwen3 and modeling_rope_utils; DeepSpec's DSpark (arXiv 2607.05147);
+z-lab's DFlash (arXiv 2602.06036).
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class DraftOutput:
     """What the draft computes in one round.
 
     Attributes:
-        base_logits: Before the Markov bias, of all slots: `[B, V]`.
+        base_logits: Before the Markov bias, of all slots that predict.
         logits: With it, of the first N slots: `[N, V]`.
         tokens: The proposals `[N]`.
         confidence: Before the sigmoid `[N]`; None without that head.
@@ -183,7 +184,7 @@ class DraftOutput:
 
 
 class Draft(Model):
-    """A DSpark draft in canonical tensor names.
+    """A DSpark draft in canonical tensor names, or a DFlash draft: the same without its heads.
 
     Args:
         path: The folder.
@@ -191,16 +192,24 @@ class Draft(Model):
         block_size: Slots of the block.
         mask_token_id: Token in the slots after the anchor.
         num_tokens: Ids from here on are never proposed.
+        first: The first slot that predicts.
     """
 
     def __init__(
-        self, path: Path, target: Target, block_size: int, mask_token_id: int, num_tokens: int
+        self,
+        path: Path,
+        target: Target,
+        block_size: int,
+        mask_token_id: int,
+        num_tokens: int,
+        first: int = 0,
     ) -> None:
         super().__init__(path)
         own = self.has("embed_tokens.weight")
         self.embedding = self.matrix("embed_tokens") if own else target.embedding
         self.head = self.matrix("lm_head") if self.has("lm_head.weight") else target.head
         self.block_size, self.mask, self.num_tokens = block_size, mask_token_id, num_tokens
+        self.first = first
 
     def run(self, features: Floats, anchor: int, steps: int) -> DraftOutput:
         """One round.
@@ -225,21 +234,36 @@ class Draft(Model):
             x = x + self.linear(y, f"{layer}.self_attn.o_proj")
             y = self.norm(x, f"{layer}.post_attention_layernorm")
             x = x + self.mlp(y, f"{layer}.mlp")
-        hidden = self.norm(x, "norm")
+        hidden = self.norm(x, "norm")[self.first :]
         return self._chain(hidden, hidden @ self.head.T, anchor, steps)
 
+    def tokens_of(self, size: int) -> NDArray[np.int64]:
+        """The target id that each row of the head means: its own number plus `d2t`."""
+        ids = np.arange(size)
+        return ids + self.stored["d2t"] if self.has("d2t") else ids
+
     def _chain(self, hidden: Floats, base: Floats, previous: int, steps: int) -> DraftOutput:
+        if not self.has("markov_head.markov_w1.weight"):
+            best = base[:steps, : self.num_tokens].argmax(axis=1)
+            return DraftOutput(base, base[:steps], best.tolist(), None)
         w1, w2 = self.matrix("markov_head.markov_w1"), self.matrix("markov_head.markov_w2")
         logits, tokens, confidence = [], [], []
         for slot in range(steps):
             embedding = w1[previous]
-            logits.append(base[slot] + w2 @ embedding)
+            gated = embedding
+            if self.has("markov_head.gate_proj.weight"):
+                both = np.concatenate([hidden[slot], embedding])
+                gate = self.linear(both[None], "markov_head.gate_proj")[0]
+                gated = embedding / (1 + np.exp(-gate))
+            logits.append(base[slot] + w2 @ gated)
             if self.has("confidence_head.proj.weight"):
                 reads = [hidden[slot], embedding]
                 width = self.matrix("confidence_head.proj").shape[1]
                 read = np.concatenate(reads)[:width]
                 confidence.append(self.linear(read[None], "confidence_head.proj")[0, 0])
-            previous = int(np.argmax(logits[-1][: self.num_tokens]))
+            ids = self.tokens_of(logits[-1].size)
+            allowed = np.where(ids < self.num_tokens, logits[-1], -np.inf)
+            previous = int(ids[np.argmax(allowed)])
             tokens.append(previous)
         scores = np.array(confidence) if confidence else None
         return DraftOutput(base, np.stack(logits), tokens, scores)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecc.cli.cache_options import cache_options, open_cache
-from edgecc.cli.options import Command, common, components_option, spec_method_option
+from edgecc.cli.options import (
+    Command,
+    common,
+    components_option,
+    prompt_lookup_options,
+    spec_method_option,
+)
 from edgecc.cli.output import Console, print_json
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
@@ -26,12 +32,17 @@ if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine
     from edgecc.compile_report import CompileReport
 
-SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "draft_quantization")
+SPECULATIVE_KEYS = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "draft_quantization",
+)
 VLLM_KEYS = (
     "draft_tensor_parallel_size",
     "disable_by_batch_size",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
     "quantization",
     "max_model_len",
     "revision",
@@ -59,6 +70,7 @@ VLLM_KEYS = (
     metavar="N",
     help="Most proposals per round; default: the draft's block.",
 )
+@prompt_lookup_options
 @click.option(
     "-o",
     "--output-dir",
@@ -181,7 +193,7 @@ def command(console: Console, **flags: Any) -> int:
     """
     import edgecc
 
-    target, draft, method, steps, draft_quantization = _models(flags)
+    target, draft, speculative = _models(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -204,11 +216,9 @@ def command(console: Console, **flags: Any) -> int:
         max_input_len=flags["max_input_len"],
         prefill_chunk=flags["prefill_chunk"],
         max_batch_size=flags["max_batch_size"],
-        spec_method=method,
-        num_speculative_tokens=steps,
+        **speculative,
         lm_head=flags["lm_head"],
         quantization=flags["quantization"],
-        draft_quantization=draft_quantization,
         quantize_head=flags["quantize_head"],
         activations=flags["activations"],
         linear_form=flags["linear_form"],
@@ -268,8 +278,8 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, str]:
-    """Target, draft, method, steps and the draft's precision, from flags and the JSON config.
+def _models(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
+    """Target, draft and the options about speculation, from flags and the JSON config.
 
     Raises:
         UsageError: Missing, or given twice with different values.
@@ -280,27 +290,22 @@ def _models(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, st
             "usage/target", "give one TARGET", help="edgecc compile TARGET --draft DRAFT -o DIR"
         )
     config = _speculative_config(flags["speculative_config"])
-    draft, steps = flags["draft"], flags["num_speculative_tokens"]
-    wanted = None if flags["spec_method"] == "auto" else flags["spec_method"]
-    precision = None if flags["draft_quantization"] == "auto" else flags["draft_quantization"]
-    for name, flag, value in (
-        ("--spec-method", wanted, config.get("method")),
-        ("--draft", draft, config.get("model")),
-        ("--num-speculative-tokens", steps, config.get("num_speculative_tokens")),
-        ("--draft-quantization", precision, config.get("draft_quantization")),
-    ):
+    found = {}
+    for key in SPECULATIVE_KEYS:
+        name = {"method": "spec_method", "model": "draft"}.get(key, key)
+        flag, value = flags[name], config.get(key)
+        if flag == "auto":
+            flag = None
         if flag is not None and value is not None and flag != value:
             raise UsageError(
-                "usage/contradiction", f"{name} is {flag}, --speculative-config says {value}"
+                "usage/contradiction",
+                f"--{name.replace('_', '-')} is {flag}, --speculative-config says {value}",
             )
-    method = config.get("method") or flags["spec_method"]
-    return (
-        targets.pop(),
-        draft or config.get("model"),
-        method,
-        steps or config.get("num_speculative_tokens"),
-        precision or config.get("draft_quantization") or "auto",
-    )
+        found[name] = flag if flag is not None else value
+    draft = found.pop("draft")
+    for name in ("spec_method", "draft_quantization"):
+        found[name] = found[name] or "auto"
+    return targets.pop(), draft, found
 
 
 def _speculative_config(text: str | None) -> dict[str, Any]:
@@ -327,13 +332,14 @@ def _speculative_config(text: str | None) -> dict[str, Any]:
                 where=where,
                 help=did_you_mean(key, SPECULATIVE_KEYS),
             )
-    steps = found.get("num_speculative_tokens", 1)
-    if type(steps) is not int or steps < 1:
-        raise UsageError(
-            "usage/speculative-config",
-            f"num_speculative_tokens is {steps!r}, expected a whole number of at least 1",
-            where=where,
-        )
+    for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+        number = found.get(key, 1)
+        if type(number) is not int or number < 1:
+            raise UsageError(
+                "usage/speculative-config",
+                f"{key} is {number!r}, expected a whole number of at least 1",
+                where=where,
+            )
     for key in ("model", "method", "draft_quantization"):
         if not isinstance(found.get(key, ""), str):
             raise UsageError("usage/speculative-config", f"{key} must be a string", where=where)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from edgecc.cli.options import Command, common, components_option, spec_method_option
+from edgecc.cli.options import (
+    Command,
+    common,
+    components_option,
+    prompt_lookup_options,
+    spec_method_option,
+)
 from edgecc.cli.output import Console, print_text
 from edgecc.paths import local_path
 
@@ -26,6 +32,7 @@ from edgecc.paths import local_path
     metavar="N",
     help="Most proposals per round; default: the draft's block.",
 )
+@prompt_lookup_options
 @click.option(
     "--max-batch-size",
     "--max-num-seqs",
@@ -47,6 +54,8 @@ def command(
     max_model_len: int | None,
     spec_method: str,
     num_speculative_tokens: int | None,
+    prompt_lookup_min: int | None,
+    prompt_lookup_max: int | None,
     max_batch_size: int,
     components: str,
     locations: bool,
@@ -61,6 +70,8 @@ def command(
         max_model_len=max_model_len,
         spec_method=spec_method,
         num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
         max_batch_size=max_batch_size,
         components=components,
     )

@@ -89,10 +89,24 @@ spec_method_option = click.option(
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="dspark, eagle3 or mtp, the target's own multi-token-prediction block; auto goes by the "
-    "tensors of the draft.",
+    help="dspark, dflash or eagle3; mtp, the target's own multi-token-prediction block; ngram, "
+    "which looks proposals up in the text so far; auto goes by the tensors of the draft.",
 )
 """Kind of draft."""
+
+
+def prompt_lookup_options(function: F) -> F:
+    """How many tokens have to repeat where proposals are looked up."""
+    for bound, text in (
+        ("max", "Look up what followed up to N repeated tokens."),
+        ("min", "Fewest tokens that have to repeat; default: the most."),
+    ):
+        flag = click.option(
+            f"--prompt-lookup-{bound}", type=click.IntRange(min=1), metavar="N", help=text
+        )
+        function = flag(function)
+    return function
+
 
 components_option = click.option(
     "--components",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecc.cli.options import Command, common, num_threads
+from edgecc.cli.options import Command, common, num_threads, prompt_lookup_options
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.cli.sampling_options import sampling_arguments, sampling_flags
 from edgecc.errors import EdgeccError, UsageError
 from edgecc.paths import local_path
+from edgecc.prompt_lookup import PromptLookup
 
 if TYPE_CHECKING:
     from edgecc.backends.runtime import Chunk, Generation, Generator
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Propose fewer where it is faster, by what is measured.",
 )
+@prompt_lookup_options
 @sampling_flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
@@ -96,6 +98,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             "stop": list(flags["stop"]),
             "ignore_eos": flags["ignore_eos"],
             "adaptive_speculation": flags["adaptive_speculation"],
+            "prompt_lookup": _prompt_lookup(flags),
             **sampling_arguments(generator, flags),
         }
         if len(prompts) == 1:
@@ -114,6 +117,12 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
     reasons = ", ".join(dict.fromkeys(str(answer.finish_reason) for answer in answers))
     several = f" in {len(answers)} answers" if len(answers) > 1 else ""
     return console.ok(f"{count} tokens{several}, finished by {reasons}")
+
+
+def _prompt_lookup(flags: dict[str, Any]) -> PromptLookup | None:
+    """Look proposals up if a number of tokens says so, else as the bundle was compiled."""
+    low, high = flags["prompt_lookup_min"], flags["prompt_lookup_max"]
+    return None if low is None and high is None else PromptLookup.of(low, high)
 
 
 def _tell(console: Console, answer: Generation, *, stats: bool) -> None:
@@ -224,7 +233,7 @@ def _shown(chunks: Iterable[Chunk], *, as_text: bool) -> Generation:
 
 
 def _as_json(generator: Generator, answer: Generation) -> dict[str, object]:
-    draft, stats = generator.model.draft, answer.stats
+    stats = answer.stats
     logprobs = answer.logprobs
     return {
         "token_ids": answer.token_ids,
@@ -234,6 +243,6 @@ def _as_json(generator: Generator, answer: Generation) -> dict[str, object]:
         **({} if logprobs is None else {"logprobs": [item.as_dict() for item in logprobs]}),
         "accepted": stats.accepted_by_round,
         "proposed": stats.proposed_by_round,
-        "compiled_speculative_tokens": draft.num_speculative_tokens if draft else 0,
+        "compiled_speculative_tokens": generator.model.num_speculative_tokens,
         "stats": stats.as_dict(),
     }

@@ -18,8 +18,8 @@ class DraftKind(Rule):
 
     What it checks
         Which tensors are stored. The architecture's name is not trusted: one name stands for
-        several networks. `markov_rank` 0 means DFlash, whatever the name; a rank without tensors
-        means an incomplete checkpoint.
+        several networks. A block draft without a Markov head is DFlash, whatever the name; a rank
+        without tensors means an incomplete checkpoint.
 
     Why it matters
         Weights of one kind run as another kind: everything fits, and next to no proposal is
@@ -111,21 +111,22 @@ class BlockLayout(Rule):
     """The slots of a block mean what they meant in training.
 
     What it checks
-        Whether the anchor's slot already predicts (`sample_from_anchor`, `shift_label`,
-        `dspark_bonus_anchor`), that there is a mask token with a row in the table it is looked up
-        in, and that there is no mask embedding of its own.
+        Whether the anchor's slot already predicts: `sample_from_anchor`, `shift_label` and
+        `dspark_bonus_anchor` have to agree; without them the family decides, which has to be known
+        for drafts without a Markov head. That there is a mask token with a row in the table it is
+        looked up in, and no mask embedding of its own.
 
     Why it matters
         Read one slot off, every proposal is of the wrong position: 1.1 tokens a round in the place
         of 4. A default mask token of another family is a wrong row without an error.
 
     What to do
-        Use a draft whose anchor predicts; add the mask token it was trained with.
+        Add the key, or the mask token, that the draft was trained with.
     """
 
     name = "block-layout"
     ids: ClassVar[Mapping[str, str]] = {
-        "draft/slot-layout": "masks fill their own positions",
+        "draft/slot-layout": "what slots mean is unknown, or said in two ways",
         "draft/mask-token": "the mask token has no row",
         "draft/mask-embedding": "the mask has an embedding of its own",
     }
@@ -149,7 +150,7 @@ class MarkovAndConfidence(Rule):
     name = "markov-and-confidence"
     ids: ClassVar[Mapping[str, str]] = {
         "draft/markov-rank": "markov_rank is not the stored width",
-        "draft/markov-type": "a Markov head of another type",
+        "draft/markov-type": "a Markov head of another type than declared, or of one not built",
         "draft/confidence-flag": "a confidence head is declared and not stored, or the reverse",
         "draft/confidence-width": "the confidence head reads something else than declared",
     }

@@ -38,7 +38,6 @@ class DraftVocabulary(Rule):
         "draft/vocabulary-map": "d2t or t2d cannot be right",
         "draft/vocabulary-size": "head, config and vocabulary disagree about the rows",
         "draft/zero-map": "d2t is all zeros",
-        "draft/reduced-vocab": "a reduced vocabulary, in a kind of draft that takes none",
     }
 
 

@@ -1,0 +1,61 @@
+"""Prompt lookup and DFlash drafts on a simulated GPU: by calls, and by rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgecc.backends.tensorrt.profiles import verify_rows
+from edgecc.prompt_lookup import DEFAULT_PROPOSALS, PromptLookup
+from helpers.checkpoints import write_target
+from helpers.command_line import SMALL
+from helpers.dflash import write_dflash_pair
+from helpers.dspark_heads import write_heads
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
+from helpers.simulated_bundle import SimulatedBundle, lowered
+
+PROMPT = [7, 3, 11, 2, 5, 13] * 3
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_lookups_change_no_token(tmp_path, trt, cuda_runtime, kind):
+    """A round without a draft has one final row, though engines pad it to a verification's."""
+    if kind == "attention":
+        target = write_target(tmp_path / "t", **SMALL, quantized=False)
+    else:
+        sizes = HybridSizes(layer_types=(LINEAR, FULL))
+        target = write_hybrid_target(tmp_path / "t", sizes)
+    module = lowered(target, None, method="ngram")
+    assert verify_rows(module) == DEFAULT_PROPOSALS + 1
+    bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, module)
+    with bundle.generator() as generator:
+        asked = {"token_ids": PROMPT, "max_new_tokens": 40, "ignore_eos": True}
+        plain = generator.generate(**asked, speculation=False)
+        found = generator.generate(**asked, prompt_lookup=PromptLookup(1, 3))
+        again = generator.generate(**asked, speculation=False)
+    assert found.token_ids == plain.token_ids == again.token_ids
+    assert found.stats.proposed > found.stats.accepted > 0
+
+
+@pytest.mark.filterwarnings("ignore:each proposed token:UserWarning")
+def test_rounds_of_a_dflash_draft(tmp_path, trt, cuda_runtime):
+    """Rounds on the device: the block's first slot is the anchor, which proposes nothing."""
+    target, draft = write_dflash_pair(tmp_path, "agreeing")
+    bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
+    with bundle.generator() as generator:
+        asked = {"token_ids": PROMPT, "max_new_tokens": 30, "ignore_eos": True}
+        plain = generator.generate(**asked, speculation=False)
+        found = generator.generate(**asked)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.accepted_by_round[:5] == [4] * 5
+
+
+@pytest.mark.filterwarnings("ignore:no proposed token:UserWarning")
+def test_rounds_of_a_gated_draft_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime):
+    target, draft = write_heads(tmp_path, gated=True, reduced=True)
+    bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
+    with bundle.generator() as generator:
+        asked = {"token_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True}
+        plain = generator.generate(**asked, speculation=False)
+        found = generator.generate(**asked)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.proposed > 0
