@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -55,10 +56,20 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
     assert main(["serve", str(tmp_path), "--port", "0"]) == 3
 
 
+def test_a_bundle_is_compiled_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", str(tmp_path), "--port", "0", "--max-batch-size", "2"]
+
+    assert main(arguments) == 2
+    assert "usage/compiled" in capsys.readouterr().err
+
+
 def test_the_life_of_a_server(tmp_path: Path) -> None:
-    out = tmp_path / "tiny"
-    edgecc.compile(TARGET, DRAFT, out=out, max_model_len=128, prefill_chunk=64)
-    command = [sys.executable, "-m", "edgecc", "serve", str(out), "--port", "0"]
+    target, cache = tmp_path / "tiny", tmp_path / "cache"
+    target.symlink_to(TARGET)
+    config = json.dumps({"method": "dspark", "model": str(DRAFT), "num_speculative_tokens": 3})
+    command = [sys.executable, "-m", "edgecc", "serve", str(target), "--port", "0"]
+    command += ["--speculative-config", config, "--cache-dir", str(cache)]
+    command += ["--max-model-len", "128", "--served-model-name", "tiny"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "compiler"), "EDGECC_API_KEY": "secret"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -68,7 +79,7 @@ def test_the_life_of_a_server(tmp_path: Path) -> None:
             line = next(line for line in server.stderr if line.startswith("serving tiny at "))
             answer = httpx.post(
                 f"{line.split()[-1]}/completions",
-                json={"prompt": "a secret text", "max_tokens": 2},
+                json={"prompt": "a secret text", "max_tokens": 2, "ignore_eos": True},
                 headers={"Authorization": "Bearer secret"},
                 timeout=60,
             )
@@ -79,7 +90,13 @@ def test_the_life_of_a_server(tmp_path: Path) -> None:
             watchdog.cancel()
             server.kill()
 
-    assert answer.json()["usage"]["completion_tokens"] <= 2
+    usage = answer.json()["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["draft_tokens"] > 0
+    (bundle,) = (cache / "bundles").glob(f"{TARGET.name}-*")
+    with edgecc.load(bundle) as generator:
+        assert generator.model.draft is not None
+        assert generator.model.draft.num_speculative_tokens == 3
     assert code == 143
     assert rest.splitlines()[-1].startswith("edgecc: error[terminated]")
     assert "secret text" not in rest

@@ -181,7 +181,7 @@ def command(console: Console, **flags: Any) -> int:
     """
     import edgecc
 
-    target, draft, method, steps, draft_quantization = _models(flags)
+    target, draft, method, steps, draft_quantization = models_of(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -268,7 +268,7 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, str]:
+def models_of(flags: dict[str, Any]) -> tuple[str, str | None, str, int | None, str]:
     """Target, draft, method, steps and the draft's precision, from flags and the JSON config.
 
     Raises:

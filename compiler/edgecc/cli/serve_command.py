@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecc.cli.options import Command, common, num_threads
+from edgecc.backends.bundle_manifest import MANIFEST
+from edgecc.cli.cache_options import cache_dir_option
+from edgecc.cli.compile_command import models_of
+from edgecc.cli.options import Command, common, components_option, num_threads
 from edgecc.cli.output import Console
 from edgecc.errors import Diagnostic, Severity, UnsupportedError, UsageError
 from edgecc.paths import local_path
@@ -20,9 +23,51 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "EDGECC_API_KEY"
 
+_COMPILE_FLAGS = (
+    "draft",
+    "speculative_config",
+    "max_model_len",
+    "max_input_len",
+    "max_batch_size",
+)
+
 
 @click.command(cls=Command, name="serve", short_help="Serve a bundle with OpenAI's API.")
-@click.argument("bundle")
+@click.argument("source", metavar="BUNDLE|TARGET")
+@click.option(
+    "--draft",
+    "--draft-model-dir",
+    "--draft-model",
+    "draft",
+    metavar="DIR",
+    help="Draft checkpoint of a TARGET.",
+)
+@click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
+@click.option(
+    "--max-model-len",
+    "--max-seq-len",
+    "--max-kv-cache-capacity",
+    "max_model_len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prompt and answer together, of a TARGET; default: 8192 or what it was trained for.",
+)
+@click.option(
+    "--max-input-len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest prompt, of a TARGET.",
+)
+@click.option(
+    "--max-batch-size",
+    "--max-num-seqs",
+    "max_batch_size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most sequences at a time, of a TARGET; default: 1.",
+)
+@components_option
+@cache_dir_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
     "--port",
@@ -83,7 +128,7 @@ KEY_VARIABLE = "EDGECC_API_KEY"
 )
 @click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
 @click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
-@click.option("--device", help="Device of the bundle to use.")
+@click.option("--device", help="Device of the bundle to use, or to compile a TARGET for.")
 @click.option(
     "--num-threads",
     type=click.IntRange(min=1),
@@ -91,22 +136,23 @@ KEY_VARIABLE = "EDGECC_API_KEY"
     help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
 )
 @common
-def command(console: Console, bundle: str, **flags: Any) -> int:
+def command(console: Console, source: str, **flags: Any) -> int:
     """Serve BUNDLE with OpenAI's API until a signal ends it.
 
+    The folder of a checkpoint, TARGET, is compiled into the cache first, unless it is there.
     Requests need a key if EDGECC_API_KEY has some, separated by commas.
     """
     _check_installed()
     import edgecc
     from edgecc.backends.server import Server, bind
 
-    path = local_path(bundle, "bundle")
+    path = local_path(source, "bundle")
     options = _options(path, flags)
     if not options.api_keys and not _is_local(flags["host"]):
         console.finding(_open_to_all(flags["host"]))
     with bind(flags["host"], flags["port"]) as listener:
         generator = edgecc.load(
-            path,
+            _bundle(console, path, flags),
             device=flags["device"],
             num_threads=num_threads(flags["num_threads"]),
             progress=console.progress(),
@@ -123,6 +169,62 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             )
             server.serve_until_told()
     return console.ok("stopped")
+
+
+def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Path:
+    """What to serve: the bundle that was given, or that of a checkpoint, from the cache.
+
+    Raises:
+        UsageError: A bundle was given, and flags to compile it with.
+        EdgeccError: The checkpoint cannot be compiled.
+    """
+    if (source / MANIFEST).exists() or not (source / "config.json").exists():
+        given = [name for name in _COMPILE_FLAGS if flags[name] is not None]
+        if given:
+            raise UsageError(
+                "usage/compiled",
+                f"--{given[0].replace('_', '-')} is for checkpoints, and {source} is none",
+                help="a bundle has been compiled: leave it out",
+            )
+        return source
+    return _compiled(console, source, flags)
+
+
+def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
+    import edgecc
+    from edgecc.backends.cache import ArtifactCache, cache_directory
+    from edgecc.bundle_cache import cached_bundle
+
+    models = {"target": str(target), "model": None, "spec_method": "auto"}
+    models |= {"draft_quantization": "auto", "num_speculative_tokens": None}
+    wanted = flags | models
+    _, draft, method, steps, draft_quantization = models_of(wanted)
+    options: dict[str, Any] = {
+        "device": flags["device"] or "cpu",
+        "components": flags["components"],
+        "max_model_len": flags["max_model_len"],
+        "max_input_len": flags["max_input_len"],
+        "max_batch_size": flags["max_batch_size"] or 1,
+        "spec_method": method,
+        "num_speculative_tokens": steps,
+        "draft_quantization": draft_quantization,
+    }
+
+    def build(out: Path) -> None:
+        console.info(f"compiling {target} to {out}")
+        edgecc.compile(
+            target,
+            draft,
+            out=out,
+            progress=console.progress(),
+            tell=console.finding,
+            cache=ArtifactCache.open(flags["cache_dir"], report=console.finding),
+            **options,
+        )
+
+    root = cache_directory(flags["cache_dir"])
+    place = None if draft is None else local_path(draft, "draft")
+    return cached_bundle(root, target, place, options, build)
 
 
 def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
