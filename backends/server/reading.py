@@ -155,6 +155,12 @@ class RequestReader:
                 where="chat_template_kwargs",
             )
         images = images_of(messages, allow_files=False)
+        if images and self._generator.model.images is None:
+            raise RequestError(
+                "request/no-vision",
+                "the model reads text only, and there is an image",
+                where="messages",
+            )
         text = self._chat.render(
             without_sources(messages) if images else messages,
             add_generation_prompt=body.add_generation_prompt is not False,

@@ -17,6 +17,7 @@ openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 
 PROMPT = "def f(x):"
+DATA_URL = "data:image/png;base64,"
 CHAT = [{"role": "user", "content": "Say hi"}]
 
 
@@ -213,13 +214,43 @@ def test_a_long_prompt_is_told_with_both_numbers(server: Server) -> None:
     assert "384" in message
 
 
-def test_files_of_the_server_are_none_of_the_clients(server: Server) -> None:
-    part = {"type": "image", "image": "/etc/hostname"}
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [
+        ({"type": "image", "image": "/etc/hostname"}, "image/no-files"),
+        ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "image/remote"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}, "image/remote"),
+        (
+            {"type": "image_url", "image_url": {"url": DATA_URL + "?"}},
+            "image/bad-base64",
+        ),
+        ({"type": "image_url", "image_url": {"url": DATA_URL + "AA=="}}, "request/no-vision"),
+    ],
+)
+def test_images_come_as_bytes(server: Server, part: Any, code: str) -> None:
     body = {"messages": [{"role": "user", "content": [part]}]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
 
     assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "image/no-files"
+    assert answer.json()["error"]["code"] == code
+
+
+def test_parts_of_text_are_one_text(client: Any) -> None:
+    whole, parts = (
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": content}],
+            max_tokens=12,
+            temperature=0,
+        )
+        for content in (
+            "Say\nhi",
+            [{"type": "text", "text": "Say"}, {"type": "text", "text": "hi"}],
+        )
+    )
+
+    assert parts.choices[0].message.content == whole.choices[0].message.content
+    assert parts.usage == whole.usage
 
 
 def test_fields_nobody_knows_are_named(server: Server) -> None:
