@@ -5,6 +5,7 @@ A bundle may come from anywhere: whatever it says, opening it works or raises Bu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,13 @@ def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:
             if lost := set(step["inputs"].values()) - made:
                 yield f"entry {name}: nothing makes the value {min(lost)!r}"
             made |= set(step["outputs"].values())
+        times = Counter(value for step in program for value in step["outputs"].values())
+        for value, count in times.items():
+            if count > 1:
+                yield f"entry {name}: the value {value!r} is made {count} times"
         for finding in _bad_ports(entry["inputs"], entry["outputs"], made):
+            yield f"entry {name}: {finding}"
+        for finding in _bad_updates(entry["inputs"], entry["outputs"]):
             yield f"entry {name}: {finding}"
 
 
@@ -92,6 +99,22 @@ def _bad_ports(
             yield f"nothing makes the value {port['value']!r}"
         if port["alias"] is not None and port["alias"] not in carried:
             yield f"{port['name']!r} overwrites no cache or state {port['alias']!r}"
+
+
+def _bad_updates(
+    inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """What is carried from call to call without being what the last call made of it."""
+    given = {i["name"] for i in inputs}
+    updates = [o for o in outputs if o["alias"] is not None]
+    aliases = Counter(o["alias"] for o in updates)
+    for port in inputs:
+        if port["role"] in CARRIED and aliases[port["name"]] != 1:
+            yield f"{aliases[port['name']]} outputs overwrite {port['name']!r}, expected one"
+    values = Counter(o["value"] for o in updates)
+    for port in updates:
+        if port["value"] in given - {port["alias"]} or values[port["value"]] > 1:
+            yield f"{port['value']!r} is no update of {port['alias']!r}"
 
 
 def _is_cache(shape: Sequence[int | str]) -> bool:

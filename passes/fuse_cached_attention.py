@@ -49,7 +49,8 @@ class FuseCachedAttention(RewritePass[NoOptions]):
     Limits
         The queries must belong to the last of the new rows, for all sizes of the symbols. Heads
         must have a width that the device's op takes; rotary embeddings stay outside when it does
-        not take as many rotated dims.
+        not take as many rotated dims. Where a call may have several sequences, the caches must be
+        inputs of the graph: the kernel wants them apart, and what is computed is together.
     """
 
     name = "fuse-cached-attention"
@@ -83,6 +84,9 @@ class UpdatedCaches(Rule):
             return "the length does not count the new rows"
         if not _at_least(match.module, k.type.shape[1], q.type.shape[1]):
             return "there may be more queries than new rows"
+        caches = match.value("k_cache"), match.value("v_cache")
+        if _several(match.module) and any(c.producer is not None for c in caches):
+            return "the caches are no inputs, and a call may have several sequences"
         return _too_narrow(match.root, self.device)
 
     def rewrite(self, match: Match, rewriter: Rewriter) -> None:
@@ -124,6 +128,12 @@ def _too_narrow(node: Node, device: Device | None) -> str:
         return ""
     multiple, head = device.head_multiple, width // attrs.heads
     return f"heads are {head} wide, not a multiple of {multiple}" if head % multiple else ""
+
+
+def _several(module: Module) -> bool:
+    """Whether the module was lifted for calls of several sequences."""
+    limits = module.metadata.get("limits")
+    return isinstance(limits, dict) and limits.get("max_batch_size", 1) != 1
 
 
 def _at_least(module: Module, rows: Dim, wanted: Dim) -> bool:

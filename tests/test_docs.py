@@ -51,6 +51,24 @@ def test_no_option_is_documented_that_does_not_exist():
     assert named - known == set()
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_choice_is_taken_as_it_is_documented(name):
+    """The words on the page are those that the command line takes, and all of them."""
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    choices = [p for p in parameters(name) if isinstance(p.type, click.Choice)]
+    assert choices
+    for option in choices:
+        for choice in option.type.choices:
+            assert option.type.convert(str(choice), option, None) == choice
+            assert f"`{choice}`" in text, (option.opts[0], choice)
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = {p.name for p in DOCS.glob("*.md")} - {"index.md"}
+    assert {p for p in pages if f"({p})" not in index} == set()
+
+
 def _all_spellings(name: str) -> list[str]:
     return [
         spelling

@@ -105,8 +105,14 @@ class Batch:
             Its ticket, which is never used again.
 
         Raises:
-            RequestError: The batch is closed.
+            RequestError: It is no request, or the batch is closed.
         """
+        if not isinstance(request, Request):
+            raise RequestError(
+                "request/bad-request",
+                f"a batch takes requests, not a {type(request).__name__}",
+                help="make one with Generator.request, which takes the arguments of generate",
+            )
         if not self._open:
             raise RequestError("request/closed", "the batch is closed", help="make another one")
         ticket, self._next = self._next, self._next + 1
@@ -164,6 +170,10 @@ class Batch:
             self._running.clear()
             self._waiting.clear()
             self._close()
+
+    def __del__(self) -> None:
+        # One that was dropped must not keep its generator busy for good.
+        self.close()
 
     def __enter__(self) -> Batch:
         return self

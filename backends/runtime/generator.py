@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -176,7 +176,7 @@ class Generator:
         with closing(stream) as chunks:
             return Generation.of(_shown(chunks, on_text))
 
-    def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
+    def generate_batch(self, requests: Iterable[Request]) -> list[Generation]:
         """Answer several requests, as many at a time as the bundle was compiled for.
 
         Each answer is the one that its request gets alone.
@@ -188,23 +188,27 @@ class Generator:
             The answers, in the order of the requests.
 
         Raises:
-            RequestError: Another request is running.
+            RequestError: Another request is running, or what was given are no requests.
             EdgeccError: A request failed; the others are dropped.
         """
-        chunks: list[list[Chunk]] = [[] for _ in requests]
+        if not isinstance(requests, Iterable):
+            raise RequestError(
+                "request/bad-request", f"requests are a list, not a {type(requests).__name__}"
+            )
         with self.batch() as batch:
-            for request in requests:
-                batch.submit(request)
+            chunks: dict[int, list[Chunk]] = {batch.submit(request): [] for request in requests}
             while batch:
                 for progress in batch.step():
                     if progress.error is not None:
                         raise progress.error
                     if progress.chunk is not None:
                         chunks[progress.ticket].append(progress.chunk)
-        return [Generation.of(own) for own in chunks]
+        return [Generation.of(own) for own in chunks.values()]
 
     def batch(self) -> Batch:
-        """Answer requests as they come; see `Batch`. Nothing else runs until it is closed.
+        """Answer requests as they come; see `Batch`.
+
+        Nothing else runs until it is closed or dropped.
 
         Raises:
             RequestError: Another request is running, or the generator is closed.

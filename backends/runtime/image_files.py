@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ from which on Pillow warns."""
 
 _WHITE = (255, 255, 255, 255)
 
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError)
+"""What opening a path raises if there is no file of that name: the caller's mistake."""
+
 
 def read_image(source: ImageSource, where: str) -> Image:
     """An image as RGB, the right way up.
@@ -54,10 +57,10 @@ def read_image(source: ImageSource, where: str) -> Image:
     pillow = _pillow()
     try:
         if isinstance(source, pillow.Image.Image):
-            return _rgb(_decoded(source, pillow, where), pillow)
+            return _rgb(_decoded(source, pillow, where), pillow, where)
         with _stream(source, where) as stream:
             image = pillow.Image.open(stream, formats=FORMATS)
-            return _rgb(_decoded(image, pillow, where), pillow)
+            return _rgb(_decoded(image, pillow, where), pillow, where)
     except (EdgeccError, MemoryError):
         raise
     except (pillow.Image.DecompressionBombError, pillow.Image.DecompressionBombWarning) as error:
@@ -101,8 +104,8 @@ def _stream(source: ImageSource, where: str) -> IO[bytes]:
     """The bytes of a file.
 
     Raises:
-        RequestError: The source is something else.
-        ResourceError: It cannot be read.
+        RequestError: The source is something else, or no file.
+        ResourceError: The file cannot be read.
     """
     if isinstance(source, bytes):
         return io.BytesIO(source)
@@ -117,9 +120,8 @@ def _stream(source: ImageSource, where: str) -> IO[bytes]:
         return Path(source).open("rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ResourceError(
-            "image/unreadable", f"cannot read the image: {reason}", where=where
-        ) from error
+        kind = RequestError if isinstance(error, _NO_FILE) else ResourceError
+        raise kind("image/unreadable", f"cannot read the image: {reason}", where=where) from error
 
 
 def _decoded(image: Image, pillow: Any, where: str) -> Image:
@@ -138,13 +140,32 @@ def _decoded(image: Image, pillow: Any, where: str) -> Image:
     return upright
 
 
-def _rgb(image: Image, pillow: Any) -> Image:
+def _rgb(image: Image, pillow: Any, where: str) -> Image:
     """Without transparency: what is behind it is white."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
+        return _eight_bits(image, pillow, where).convert("RGB")
     layers = pillow.Image.new("RGBA", image.size, _WHITE), image.convert("RGBA")
     flat: Image = pillow.Image.alpha_composite(*layers)
     return flat.convert("RGB")
+
+
+def _eight_bits(image: Image, pillow: Any, where: str) -> Image:
+    """Grey levels of 16 bits as the 8 that RGB has: Pillow alone would cut them off at 255.
+
+    Raises:
+        RequestError: They are of 32 bits: what is white is known to the maker of the file only.
+    """
+    if image.mode in ("I", "F"):
+        raise RequestError(
+            "image/depth",
+            f"the image has grey levels of 32 bits (mode {image.mode}), which have no agreed range",
+            where=where,
+            help="save it with 8 or 16 bits",
+        )
+    if not image.mode.startswith("I;16"):
+        return image
+    levels = np.asarray(image)
+    return cast("Image", pillow.Image.fromarray((levels >> 8).astype(np.uint8)))
 
 
 def _too_large(where: str, message: str) -> RequestError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,7 +172,7 @@ def check_num_speculative_tokens(value: int | None, speculation: bool, model: Mo
                 "request/bad-num-speculative-tokens",
                 f"num_speculative_tokens must be from 1 to {draft.num_speculative_tokens}, "
                 f"not {value!r}",
-                help="pass speculation=False to decode without the draft",
+                help="to decode without the draft: speculation=False, --no-speculation",
             )
     if draft is None or not speculation:
         return 0
@@ -183,8 +183,15 @@ def check_stop(stop: str | Sequence[str], *, has_tokenizer: bool) -> tuple[str, 
     """Stop strings, each once; a single string is a list of one.
 
     Raises:
-        RequestError: One is empty or no string, or there is no tokenizer to make text with.
+        RequestError: One is empty or no string, they are no list, or there is no tokenizer to make
+            text with.
     """
+    if not isinstance(stop, Sequence | Set):
+        raise RequestError(
+            "request/bad-stop",
+            f"stop is a string or a list of strings, not a {type(stop).__name__}",
+            help="leave it out where nothing but the model ends the text",
+        )
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for item in stops:
         if not _is_text(item):

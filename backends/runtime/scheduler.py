@@ -201,21 +201,27 @@ class Scheduler:
 
     def _make(self, entry: Entry, seats: Sequence[_Seat]) -> None:
         """Make the calls that sequences wait for, as few as possible."""
-        executable = self._entries[entry]
-        for group in _groups(executable, seats, self._idle(entry)):
-            first = min(group)
-            calls = [group[slot] for slot in range(first, max(group) + 1)]
-            inputs, outputs = joined(_calls(calls))
-            begin = perf_counter()
-            try:
-                results = executable.run(inputs, outputs, slot=first)
-            except EdgeccError as error:
-                for seat in calls:
-                    if isinstance(seat, _Seat):
-                        self._end(seat, Outcome(seat.ticket, error=error))
-                continue
-            seconds = perf_counter() - begin
-            self._hand_out(calls, results, seconds)
+        executable, left = self._entries[entry], list(seats)
+        while left:
+            # A sequence goes on when its call is made: in the next one it has other valid rows.
+            group = _group(executable, left, self._idle(entry))
+            left = [seat for seat in left if group.get(seat.slot) is not seat]
+            self._call(entry, group)
+
+    def _call(self, entry: Entry, group: _Group) -> None:
+        """Make one call."""
+        first = min(group)
+        calls = [group[slot] for slot in range(first, max(group) + 1)]
+        inputs, outputs = joined(_calls(calls))
+        begin = perf_counter()
+        try:
+            results = self._entries[entry].run(inputs, outputs, slot=first)
+        except EdgeccError as error:
+            for seat in calls:
+                if isinstance(seat, _Seat):
+                    self._end(seat, Outcome(seat.ticket, error=error))
+            return
+        self._hand_out(calls, results, perf_counter() - begin)
 
     def _hand_out(
         self, calls: Sequence[_Seat | Idle], results: Mapping[Role, Array], seconds: float
@@ -254,22 +260,23 @@ _Group: TypeAlias = dict[int, "_Seat | Idle"]
 """What a call does in each of some neighbouring slots."""
 
 
-def _groups(
-    executable: Executable, seats: Sequence[_Seat], idle: Mapping[int, Idle]
-) -> list[_Group]:
-    """Sequences whose calls are made together, each with the slots between them."""
-    groups: list[_Group] = []
-    for seat in sorted(seats, key=lambda seat: seat.slot):
-        for index, group in enumerate(groups):
-            between = range(max(group) + 1, seat.slot)
-            if all(slot in idle for slot in between):
-                wider = group | {slot: idle[slot] for slot in between} | {seat.slot: seat}
-                if _fits(executable, wider):
-                    groups[index] = wider
-                    break
-        else:
-            groups.append({seat.slot: seat})
-    return groups
+def _group(executable: Executable, seats: Sequence[_Seat], idle: Mapping[int, Idle]) -> _Group:
+    """Sequences whose calls are made together, that of the first slot among them.
+
+    Args:
+        executable: What is called.
+        seats: Those that wait for it.
+        idle: What slots between them can do.
+    """
+    first, *others = sorted(seats, key=lambda seat: seat.slot)
+    group: _Group = {first.slot: first}
+    for seat in others:
+        between = range(max(group) + 1, seat.slot)
+        if all(slot in idle for slot in between):
+            wider = group | {slot: idle[slot] for slot in between} | {seat.slot: seat}
+            if _fits(executable, wider):
+                group = wider
+    return group
 
 
 def _fits(executable: Executable, group: _Group) -> bool:

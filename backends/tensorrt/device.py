@@ -15,6 +15,9 @@ from edgecc.backends.tensorrt.cuda import Cuda, HostBuffer
 from edgecc.backends.tensorrt.plan import Context, Plan, Shape
 from edgecc.errors import BackendError
 
+ALIGNMENT = 256
+"""Of what engines are bound to; `cudaMalloc` keeps it as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
@@ -32,7 +35,12 @@ class DeviceArray:
 
     def slot(self, slot: int) -> int:
         """Where it lies for a slot, if there is one for each: they follow each other."""
-        return self.address + slot * byte_count(self.shape, self.dtype)
+        return self.address + slot * slot_bytes(self.shape, self.dtype)
+
+
+def slot_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+    """Bytes from one slot to the next: engines take addresses that are multiples of 256."""
+    return -(-byte_count(shape, dtype) // ALIGNMENT) * ALIGNMENT
 
 
 def byte_count(shape: Shape, dtype: np.dtype[Any]) -> int:
@@ -103,8 +111,8 @@ class DeviceState:
 
     def cache(self, shape: Shape, dtype: np.dtype[Any], slots: int = 1) -> DeviceArray:
         """A new array that `clear_caches` clears: that of slot 0, those of the others follow."""
-        nbytes = byte_count(shape, dtype)
-        made = DeviceArray(self.memory(slots * nbytes), dtype, shape)
+        address = self.memory(slots * slot_bytes(shape, dtype))
+        made = DeviceArray(address, dtype, shape)
         self._caches.append(made)
         return made
 

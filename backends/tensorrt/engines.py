@@ -152,14 +152,12 @@ class Engines:
             return None, f"engine {expected.name} for {expected.device} built anew: {reason}"
         path = self.directory / job.file
         with storage_errors(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            found = self.cache.get(
-                key, Path(folder), damage_of=lambda made: _damage(made, job, key)
-            )
+            found = self.cache.get(key, Path(folder), damage_of=lambda made: _damage(made, key))
             if not found:
                 return None, found.reason
             facts: Facts = json.loads(Path(folder, FACTS).read_text(encoding="utf-8"))
             os.replace(Path(folder, PLAN), path)
-        return facts, found.reason
+        return {**facts, "file": job.file}, found.reason  # it may have served another graph
 
     def _keep(self, key: CacheKey, job: Job, facts: Facts) -> None:
         if self.cache.directory is None:
@@ -206,7 +204,7 @@ def same_engines(jobs: Sequence[Job]) -> dict[str, str]:
     return found
 
 
-def _damage(folder: Path, job: Job, key: CacheKey) -> str:
+def _damage(folder: Path, key: CacheKey) -> str:
     """What is wrong with an entry whose hashes agree; empty if nothing is."""
     try:
         size = Path(folder, PLAN).stat().st_size
@@ -217,5 +215,5 @@ def _damage(folder: Path, job: Job, key: CacheKey) -> str:
         return f"{FACTS} cannot be used: {error}"
     if finding := engine_damage(facts):
         return f"{FACTS} cannot be used: {finding}"
-    found = (facts["file"], facts["key"], facts["bytes"])
-    return "" if found == (job.file, key.digest, size) else f"{FACTS} is of another engine"
+    found = (facts["key"], facts["bytes"])
+    return "" if found == (key.digest, size) else f"{FACTS} is of another engine"

@@ -12,7 +12,7 @@ from edgecc.frontends.components import TEXT, parse_components
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
-LINEAR_FORM_CHOICES = ("auto", *LinearForm)
+LINEAR_FORM_CHOICES = ("auto", *(form.value for form in LinearForm))
 WEIGHTS_CHOICES = ("auto", "embed", "bind")
 QUANTIZATION_CHOICES = ("auto", "nvfp4", "fp8", "fp8-channel", "fp8-block", "int8", "int4")
 

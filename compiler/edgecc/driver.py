@@ -22,7 +22,7 @@ from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_art
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
-from edgecc.frontends.options import OWN_BLOCK, LiftOptions
+from edgecc.frontends.options import LiftOptions
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -169,7 +169,8 @@ def _default_output(target: Path) -> str:
 
 
 def _lift(target: Path, draft: Path | None, options: CompileOptions, report: Progress) -> Module:
-    check_needs_draft(options, draft is not None or options.spec_method == OWN_BLOCK)
+    # A method that was asked for says itself what it needs.
+    check_needs_draft(options, draft is not None or options.spec_method != "auto")
     report("lift", 0, 1)
     sizes = LiftOptions(
         max_model_len=options.max_model_len,

@@ -197,6 +197,11 @@ class TestSpeculativeConfig:
             ('{"num_speculative_tokens": 2.0}', "usage/speculative-config", "is 2.0"),
             ('{"num_speculative_tokens": "2"}', "usage/speculative-config", "is '2'"),
             ('{"num_speculative_tokens": 2}', "usage/speculative-tokens", "need a draft"),
+            (
+                '{"method": "dspark", "num_speculative_tokens": 2}',
+                "usage/spec-method",
+                "--spec-method dspark needs a draft",
+            ),
             ("@/nonexistent", "usage/speculative-config", "No such file"),
             ("@/", "usage/speculative-config", "directory"),
             ("@", "usage/speculative-config", "directory"),
@@ -210,6 +215,15 @@ class TestSpeculativeConfig:
         assert (result.code, result.id) == (2, id)
         assert words in result.err
         assert list(tmp_path.iterdir()) == []
+
+    def test_unknown_method(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
+        """The method is what is wrong, with a number of proposals as without."""
+        config = '{"method": "qwen3_5_mtp", "num_speculative_tokens": 2}'
+        flags = ("-o", tmp_path / "b", "--speculative-config", config)
+        result = edgecc("compile", target, *flags)
+        assert (result.code, result.id) == (4, "draft/kind")
+        assert "method 'qwen3_5_mtp' is not supported" in result.err
+        assert "valid: auto, dspark, eagle3, mtp" in result.err
 
     def test_a_file_that_is_no_text(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         (tmp_path / "c.json").write_bytes(b"\xff\xfe{}")
@@ -231,6 +245,17 @@ class TestSpeculativeConfig:
         result = edgecc("compile", target, "--speculative-config", json.dumps(config), *flags)
         assert (result.code, result.id) == (2, "usage/contradiction")
         assert flags[0].replace("-k", "--num-speculative-tokens") in result.last
+
+
+@pytest.mark.parametrize("form", ["auto", "dense", "int8-split", "int8-block"])
+def test_linear_forms(edgecc: Command, tmp_path: Path, target: Path, form: str) -> None:
+    """The words of the reference are those that the flag takes."""
+    flags = ("-o", tmp_path / "b", "--max-model-len", 24, "--linear-form", form)
+    result = edgecc("compile", target, *flags)
+    assert result.code == 0, result.err
+    assert "checked target logits: ok" in result.err
+    lowered = (tmp_path / "b" / "ir" / "lowered.eir").read_text("utf-8")
+    assert ("int8" in lowered) == form.startswith("int8")
 
 
 class TestQuantization:

@@ -73,9 +73,9 @@ class TestSeveral:
         assert sum(line.startswith("answer ") for line in result.err.splitlines()) == 3
 
     def test_one_of_them_is_refused(self, edgecc: Command, bundle: Path) -> None:
-        result = edgecc("run", bundle, "--prompt", "a", "--prompt", "x" * 64)
-        assert "request/prompt-too-long" in result.err
-        assert result.out == ""
+        result = edgecc("run", bundle, "--prompt", "a", "--prompt", "x" * 64, "--prompt", "b")
+        assert (result.code, result.id, result.out) == (2, "request/prompt-too-long", "")
+        assert "note: this is prompt 2 of 3" in result.err
 
     def test_images_go_with_one(self, edgecc: Command, bundle: Path) -> None:
         result = edgecc("run", bundle, *self.flags(), "--image", "cat.png")
@@ -228,6 +228,9 @@ class TestPrompts:
             (["--prompt", "a", "--token-ids", "1"], "usage/prompt"),
             (["--prompt", "a", "--system", "b"], "usage/prompt"),
             (["--system", "b"], "usage/prompt"),
+            (["--chat", "a", "--chat", "b"], "usage/prompt"),
+            (["--chat", "a", "--system", "b", "--system", "c"], "usage/prompt"),
+            (["--token-ids", "1", "--token-ids", "2"], "usage/prompt"),
             (["--prompt", ""], "request/empty-prompt"),
             (["--token-ids", ""], "request/empty-prompt"),
             (["--token-ids", " "], "request/empty-prompt"),

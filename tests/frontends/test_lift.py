@@ -201,6 +201,19 @@ class TestSizes:
     def test_a_chunk_of_one_row_without_draft(self, target: Path) -> None:
         assert lift(target, options=LiftOptions(prefill_chunk=1)).symbols["t"] == SymbolRange(1, 1)
 
+    @pytest.mark.parametrize("batch", [1, 3, 64])
+    def test_several_sequences(self, target: Path, draft: Path, batch: int) -> None:
+        module = lift(target, draft, LiftOptions(max_batch_size=batch))
+        assert module.symbols["b"] == SymbolRange(1, batch)
+        limits = module.metadata["limits"]
+        assert isinstance(limits, dict)
+        assert limits["max_batch_size"] == batch
+
+    @pytest.mark.parametrize("batch", [0, -1, 65])
+    def test_too_many_sequences(self, target: Path, batch: int) -> None:
+        with pytest.raises(UsageError, match=f"--max-batch-size {batch} is not from 1 to 64"):
+            lift(target, options=LiftOptions(max_batch_size=batch))
+
     def test_a_draft_made_for_fewer_positions(self, target: Path, tmp_path: Path) -> None:
         short = write_draft(tmp_path / "d", max_position_embeddings=48)
         (line,) = [d for d in lift(target, short).decisions if "48 positions" in d]

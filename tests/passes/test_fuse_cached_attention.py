@@ -133,6 +133,22 @@ def test_without_rotary_embedding():
     assert [n.op.name for n in p.b.graph.nodes] == ["cached_attention"]
 
 
+@pytest.mark.parametrize(("sequences", "count"), [(1, 1), (2, 0)])
+def test_caches_that_are_computed(sequences, count):
+    """A draft that runs its layer step by step: each but the first goes on with the last one's."""
+    p = parts()
+    p.b.module.metadata["limits"] = {"max_batch_size": sequences}
+    before = (
+        p.b.op("cache_update", p.k_cache, p.k, p.start),
+        p.b.op("cache_update", p.v_cache, p.v, p.start),
+    )
+    p.k_cache, p.v_cache = before
+    p.finish()
+    ctx = PassContext()
+    assert FuseCachedAttention().run(p.b.module, ctx) is (count > 0)
+    assert len(fused(p.b.module)) == count
+
+
 def test_rotary_embeddings_that_are_rounded_stay_outside():
     p = parts()
     narrow = CastAttributes("bf16")

@@ -45,7 +45,8 @@ def decoder(kinds: str, taps: frozenset[int] = frozenset(), *, called: bool = Fa
         attrs = AttentionAttributes(1, 1, 0.5)
         y = b.op("attention", y, now, now, length, attrs=attrs, name="attn")
         if kind == "g":
-            y = b.op("mul", y, b.op("linear", x, weights=names[1:2], name="gate"))
+            gate = b.op("linear", x, weights=names[1:2], name="gate")
+            y = b.op("mul", y, b.op("sigmoid", gate))
         x = b.op("add", x, y, name="x")
         x = b.op("add", x, b.op("linear", x, weights=names[2:], name="out"), name="x")
         updated.append((now, cache.name))
@@ -61,7 +62,7 @@ def decoder(kinds: str, taps: frozenset[int] = frozenset(), *, called: bool = Fa
 
 
 def _numbers(rows: int, columns: int, seed: int) -> Weight:
-    return dense(np.random.default_rng(seed).standard_normal((rows, columns)))
+    return dense(np.random.default_rng(seed).standard_normal((rows, columns)) / 4)
 
 
 def _caller(module: Module, body: Graph) -> None:

@@ -309,6 +309,8 @@ class Slots:
             if idle:
                 (length,) = own[Role.CACHE_LENGTH].tolist()
                 assert length <= len(fake.tokens)
+                rows = own[Role.FEATURES].shape[1] + fake.proposals
+                assert length + rows <= fake.capacity, "no room for rows that nobody reads"
                 del fake.tokens[length:], fake.states[length:]  # garbage from here on
                 made = {Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64)}
             else:

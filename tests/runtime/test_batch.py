@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,25 @@ def test_what_is_not_answered_is_dropped_when_a_batch_closes() -> None:
     assert not batch
     with pytest.raises(RequestError, match="the batch is closed"):
         batch.submit(generator.request(token_ids=[1]))
+
+
+def test_a_batch_that_is_dropped_keeps_nobody_out() -> None:
+    generator, _ = make(1)
+    batch = generator.batch()
+    batch.submit(generator.request(token_ids=[1], max_new_tokens=9))
+    batch.step()
+    del batch
+    gc.collect()
+    assert generator.generate(token_ids=[1], max_new_tokens=2).token_ids == expected([1], 2)
+
+
+@pytest.mark.parametrize("requests", [None, 5, [5], ["ab"], [None]])
+def test_what_is_no_request(requests: Any) -> None:
+    generator, _ = make(1)
+    with pytest.raises(RequestError) as caught:
+        generator.generate_batch(requests)
+    assert caught.value.id == "request/bad-request"
+    assert generator.generate(token_ids=[1], max_new_tokens=2).token_ids == expected([1], 2)
 
 
 def test_a_closed_generator() -> None:

@@ -384,6 +384,8 @@ def test_a_stream_is_not_taken_further_once_its_generator_is_closed() -> None:
         ({"prompt": "a", "stop": ""}, "request/bad-stop"),
         ({"prompt": "a", "stop": ["x", ""]}, "request/bad-stop"),
         ({"prompt": "a", "stop": [3]}, "request/bad-stop"),
+        ({"prompt": "a", "stop": None}, "request/bad-stop"),
+        ({"prompt": "a", "stop": 3}, "request/bad-stop"),
         ({"prompt": "a " * 300}, "request/prompt-too-long"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import warnings
 from dataclasses import replace
@@ -109,7 +110,7 @@ def test_transparency_is_white() -> None:
     assert found[0, 0].tolist() == [204, 204, 204]
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "YCbCr"])
 def test_every_mode_becomes_rgb(mode: str) -> None:
     image = Image.new("L", (20, 10), 255).convert(mode) if ";" not in mode else None
     if image is None:
@@ -118,6 +119,22 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     found = rgb(image)
     assert (found.shape, found.dtype) == ((10, 20, 3), np.uint8)
     assert found.min() >= 253  # white stays white; YCbCr rounds
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_grey_levels_of_16_bits(format: str) -> None:
+    """Those of 8 bits, finer: not cut off where 8 bits end."""
+    levels = np.arange(0, 65536, 64).astype(np.uint16).reshape(32, 32)
+    found = rgb(saved(Image.fromarray(levels), format))
+    assert np.array_equal(found, np.repeat((levels // 256)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_levels_without_a_range(mode: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image(Image.new(mode, (8, 8)), "x.tiff")
+    assert caught.value.id == "image/depth"
+    assert "x.tiff" in str(caught.value)
 
 
 def test_a_palette_with_a_transparent_colour() -> None:
@@ -243,9 +260,19 @@ def test_a_small_file_of_a_huge_image() -> None:
 @pytest.mark.parametrize("name", ["missing.png", "folder", "a\0b"])
 def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    error = refused(str(tmp_path / name), kind=ResourceError)
+    error = refused(str(tmp_path / name))
     assert error.id == "image/unreadable"
     assert error.diagnostics[0].where.endswith(name)
+
+
+def test_a_file_that_the_machine_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = refused("cat.png", kind=ResourceError)
+    assert error.id == "image/unreadable"
+    assert "Permission denied" in str(error)
 
 
 @pytest.mark.parametrize("source", [3, None, np.zeros((4, 4, 3)), [b""]])

@@ -30,7 +30,7 @@ REQUESTS = st.lists(
 def test_each_answer_is_its_own(slots: int, wanted: list[Any], plan: list[int]) -> None:
     """Greedy, sampled and penalized requests side by side, some with the same seed."""
     generator, _ = make(slots, vocab_size=9, num_tokens=NUM_TOKENS, logits=LOGITS, plan=plan)
-    requests = [
+    requests = (  # any iterable will do
         generator.request(
             token_ids=prompt,
             max_new_tokens=count,
@@ -39,7 +39,7 @@ def test_each_answer_is_its_own(slots: int, wanted: list[Any], plan: list[int]) 
             sampling=params,
         )
         for prompt, count, steps, params in wanted
-    ]
+    )
     found = generator.generate_batch(requests)
     for answer, (prompt, count, _, params) in zip(found, wanted, strict=True):
         assert answer.token_ids == by_definition(prompt, count, params, set())

@@ -234,16 +234,37 @@ def test_a_gap_takes_part() -> None:
     assert together.target.sizes == [3]
 
 
+@pytest.mark.parametrize("method", ["dspark", "eagle3"])
+def test_a_sequence_between_two_others_keeps_what_it_wrote(method: str) -> None:
+    """Draft calls of 3, 5, 3 and 5 rows: the third's is made first and lies in that of the others.
+
+    What it does there must not be written over its newest rows.
+    """
+    options: dict[str, Any] = {"capacity": 160, "prefill_chunk": 64, "method": method}
+    together = Together(options | {"plan": [0]}, 4, 4)
+    plans = [2, 4, 2, 4]  # that many proposals are accepted, and one more row is new
+    for pair, plan in zip(together.pairs, plans, strict=True):
+        pair.draft.plan = [plan]
+    wanted = [speculative([1] * length, 40) for length in (60, 2, 1, 60)]
+    tickets = [together.join(item) for item in wanted]
+    while len(together.ended) < 4:
+        together.step()
+    for ticket, item, plan in zip(tickets, wanted, plans, strict=True):
+        expected = alone(options | {"plan": [plan]}, item)
+        assert facts(together.made[ticket]) == facts(expected)
+
+
 def test_padding_never_passes_the_end_of_the_caches() -> None:
     """A sequence at its last positions beside one that verifies seven proposals."""
-    options = OPTIONS | {"capacity": 24, "plan": [7]}
+    options = OPTIONS | {"capacity": 24, "plan": [0]}  # a token a round: both run for long
     together = Together(options, 2, 2)
-    wanted = [plain([1] * 22, 9), speculative([2], 20)]
+    wanted = [speculative([2], 20), plain([1] * 12, 11)]
     tickets = [together.join(item) for item in wanted]
     while len(together.ended) < 2:
         together.step()
     for ticket, item in zip(tickets, wanted, strict=True):
         assert facts(together.made[ticket]) == facts(alone(options, item))
+    assert {1, 2} <= set(together.target.sizes)
 
 
 class Broken(Slots):

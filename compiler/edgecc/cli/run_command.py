@@ -11,11 +11,12 @@ import click
 from edgecc.cli.options import Command, common, num_threads
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.cli.sampling_options import sampling_arguments, sampling_flags
-from edgecc.errors import UsageError
+from edgecc.errors import EdgeccError, UsageError
 from edgecc.paths import local_path
 
 if TYPE_CHECKING:
     from edgecc.backends.runtime import Chunk, Generation, Generator
+    from edgecc.backends.runtime.request import Request
 
 
 @click.command(cls=Command, name="run", short_help="Generate text with a bundle.")
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     metavar="TEXT",
     help="Text to continue; several are answered together.",
 )
-@click.option("--chat", metavar="TEXT", help="A request, put into the bundle's chat template.")
-@click.option("--system", metavar="TEXT", help="System message for --chat.")
-@click.option("--token-ids", metavar="ID,ID,...", help="The prompt as token ids.")
+@click.option(
+    "--chat", multiple=True, metavar="TEXT", help="A request, put into the bundle's chat template."
+)
+@click.option("--system", multiple=True, metavar="TEXT", help="System message for --chat.")
+@click.option("--token-ids", multiple=True, metavar="ID,ID,...", help="The prompt as token ids.")
 @click.option(
     "--image",
     "images",
@@ -99,8 +102,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             chunks = generator.stream(**prompts[0], **wanted)
             answers = [_shown(chunks, as_text=not flags["as_json"])]
         else:
-            requests = [generator.request(**prompt, **wanted) for prompt in prompts]
-            answers = generator.generate_batch(requests)
+            answers = generator.generate_batch(_requests(generator, prompts, wanted))
             if not flags["as_json"]:
                 print_text("".join(f"{answer.text}\n" for answer in answers))
         if flags["as_json"]:
@@ -130,27 +132,61 @@ def _prompts(flags: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         UsageError: None or several kinds were given, or ids are no numbers.
     """
-    given = [n for n in ("prompts", "chat", "token_ids") if flags[n] not in (None, ())]
+    chat, system, token_ids = (_single(flags, name) for name in ("chat", "system", "token_ids"))
+    prompts = flags["prompts"]
+    given = [kind for kind in (prompts or None, chat, token_ids) if kind is not None]
     if len(given) != 1:
         raise UsageError(
             "usage/prompt",
             "give one of --prompt, --chat and --token-ids"
             + (f", not {len(given)}" if given else ""),
         )
-    if flags["system"] is not None and flags["chat"] is None:
+    if system is not None and chat is None:
         raise UsageError("usage/prompt", "--system goes with --chat")
     images = list(flags["images"]) or None
-    prompts = flags["prompts"]
     if images and len(prompts) > 1:
         raise UsageError("usage/prompt", f"--image goes with one --prompt, not {len(prompts)}")
-    if prompts:
-        return [{"prompt": prompt, "images": images} for prompt in prompts]
-    if flags["chat"] is not None:
-        system = flags["system"]
+    if chat is not None:
         head = [] if system is None else [{"role": "system", "content": system}]
-        question = {"role": "user", "content": _content(flags["chat"], images)}
-        return [{"messages": [*head, question]}]
-    return [{"token_ids": _token_ids(flags["token_ids"]), "images": images}]
+        return [{"messages": [*head, {"role": "user", "content": _content(chat, images)}]}]
+    if token_ids is not None:
+        return [{"token_ids": _token_ids(token_ids), "images": images}]
+    return [{"prompt": prompt, "images": images} for prompt in prompts]
+
+
+def _single(flags: dict[str, Any], name: str) -> str | None:
+    """The value of a flag that may be given once; None if it was not.
+
+    Raises:
+        UsageError: It was given several times. `--prompt` may be, so the last value is not it.
+    """
+    values: tuple[str, ...] = flags[name]
+    if len(values) > 1:
+        raise UsageError(
+            "usage/prompt",
+            f"--{name.replace('_', '-')} is given {len(values)} times, it makes one request",
+            help="only --prompt may be given several times",
+        )
+    return values[0] if values else None
+
+
+def _requests(
+    generator: Generator, prompts: list[dict[str, Any]], wanted: dict[str, Any]
+) -> list[Request]:
+    """The requests of several prompts.
+
+    Raises:
+        EdgeccError: One of them is refused; a note says which.
+    """
+    requests = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            requests.append(generator.request(**prompt, **wanted))
+        except EdgeccError as error:
+            first, *rest = error.diagnostics
+            noted = first.with_note(f"this is prompt {number} of {len(prompts)}")
+            raise type(error)(noted, *rest) from error
+    return requests
 
 
 def _content(text: str, images: list[str] | None) -> str | list[dict[str, str]]:

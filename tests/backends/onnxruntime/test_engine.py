@@ -290,6 +290,30 @@ DAMAGE: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda a: a["entries"]["draft"]["outputs"][-1].update(alias="anchor"),
         "bundle/artifact",
     ),
+    "cache that nothing updates": (
+        lambda a: a["entries"]["draft"]["outputs"].pop(),
+        "bundle/artifact",
+    ),
+    "cache that two updates overwrite": (
+        lambda a: a["entries"]["draft"]["outputs"].append(
+            {**a["entries"]["draft"]["outputs"][-1], "name": "again"}
+        ),
+        "bundle/artifact",
+    ),
+    "update that is an input": (
+        lambda a: a["entries"]["draft"]["outputs"][-1].update(value="anchor"),
+        "bundle/artifact",
+    ),
+    "two caches of one update": (
+        lambda a: a["entries"]["draft"]["outputs"][-1].update(
+            value=a["entries"]["draft"]["outputs"][-2]["value"]
+        ),
+        "bundle/artifact",
+    ),
+    "step that runs twice": (
+        lambda a: a["programs"]["target"].append(a["programs"]["target"][-1]),
+        "bundle/artifact",
+    ),
     "output nothing makes": (
         lambda a: a["entries"]["target"]["outputs"][0].update(value="nothing"),
         "bundle/artifact",

@@ -72,6 +72,7 @@ def test_jobs_of_one_network_get_one_engine(tmp_path: Path) -> None:
         found = engines.build()
         assert list(found) == ["body.1", "other", "body.2", "more"]
         assert found["body.2"] == found["body.1"]
+        assert found["other"]["file"] == "engines/other.plan"
         assert [e.name for e in engines.made] == ["body.1", "other", "more"]
         assert sorted(p.name for p in (folder / "engines").iterdir()) == [
             "body.1.plan",
@@ -91,7 +92,7 @@ DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
     "facts without sizes": ("engine.json", b'{"file": "x"}', "engine.json cannot be used: "),
     "facts of another engine": (
         "engine.json",
-        json.dumps({"file": "bundle.json", "key": KEY.digest, **FACTS}).encode(),
+        json.dumps({"file": JOB.file, "key": "0" * 64, **FACTS}).encode(),
         "is of another engine",
     ),
 }

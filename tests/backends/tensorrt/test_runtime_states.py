@@ -250,6 +250,22 @@ def test_prompts_of_any_length_one_after_another(make, module, length):
             assert answer(generator, prompt, 6, speculation=False) == expected
 
 
+def test_a_batch_has_the_texts_of_single_requests(make, checkpoints):
+    """Each slot has states, logs and turns of its own."""
+    with make(lowered(*checkpoints, max_batch_size=2)).generator() as generator:
+        wanted = [
+            {"token_ids": PROMPT[:length], "max_new_tokens": count, "ignore_eos": True, **more}
+            for length, count, more in (
+                (9, 8, {}),
+                (1, 5, {"speculation": False}),
+                (6, 6, {"num_speculative_tokens": 2}),
+            )
+        ]
+        singles = [generator.generate(**arguments) for arguments in wanted]
+        found = generator.generate_batch([generator.request(**a) for a in wanted])
+        assert [f.token_ids for f in found] == [s.token_ids for s in singles]
+
+
 def test_to_the_last_position(make, module):
     """The draft is left out near the end: its last rows are replayed by a plain step."""
     prompt = PROMPT + PROMPT + PROMPT[:12]

@@ -147,3 +147,38 @@ def test_states_start_from_zero_and_go_back(tmp_path):
             expected.extend(plain.target([anchor, *proposals[:accepted]])["logits"])
             session.commit(accepted, 9)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def test_several_sequences_are_those_of_each_alone(tmp_path):
+    """Two slots: prompts of other lengths, then one call for both, one of them padded."""
+    target = write_hybrid_target(tmp_path / "t", HybridSizes(layer_types=(LINEAR, FULL)))
+    logged = lift(target, None, LiftOptions(max_model_len=32, max_batch_size=3))
+    AddStateReplay(AddStateReplayOptions(3)).run(logged, PassContext())
+    executor = TorchExecutor(logged, torch.float64)
+    together = TorchExecutable(executor, "target", slots=3)
+    assert (together.slots, together.batch_size) == (3, 3)
+    prompts, steps = [[5, 6, 7, 8, 9], [1, 2]], [[4, 3, 2], [7]]
+    expected = []
+    for slot, (prompt, ids) in enumerate(zip(prompts, steps, strict=True), start=1):
+        alone = TorchExecutable(executor, "target")
+        for executable, place in ((alone, 0), (together, slot)):
+            executable.run(batch([prompt], [0], [len(prompt)]), (), slot=place)
+        commit = int(len(ids) == 1)
+        expected.append(alone.run(batch([ids], [len(prompt)], [commit]), (Role.LOGITS,)))
+    inputs = batch([[4, 3, 2], [7, 0, 0]], [5, 2], [0, 1])
+    found = together.run(inputs, (Role.LOGITS,), slot=1)[Role.LOGITS]
+    for index, (own, ids) in enumerate(zip(expected, steps, strict=True)):
+        logits = own[Role.LOGITS][0]
+        np.testing.assert_allclose(found[index, : len(ids)], logits, rtol=0, atol=1e-5)
+    with pytest.raises(RequestError, match="2 sequences from slot 2 on, of 3"):
+        together.run(inputs, (Role.LOGITS,), slot=2)
+
+
+def batch(ids, lengths, commits):
+    return {
+        Role.TOKEN_IDS: np.array(ids),
+        Role.CACHE_LENGTH: np.array(lengths),
+        Role.LOGIT_ROWS: np.arange(len(ids[0])),
+        Role.REPLAY_LENGTH: np.zeros(len(ids), dtype=np.int64),
+        Role.COMMIT_LENGTH: np.array(commits),
+    }

@@ -22,7 +22,8 @@ class DraftKind(Rule):
         means an incomplete checkpoint.
 
     Why it matters
-        Weights of one kind run as another kind: everything fits, and acceptance is near 1.
+        Weights of one kind run as another kind: everything fits, and next to no proposal is
+        accepted.
 
     What to do
         Use a draft of a supported kind, or fetch the missing tensors.
