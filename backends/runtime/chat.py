@@ -62,6 +62,7 @@ class ChatTemplates:
     ) -> None:
         self._sources = dict(templates)
         self._special_tokens = dict(special_tokens or {})
+        self._now = now
         self._environment = _environment(now)
         self._compiled: dict[str, jinja2.Template] = {}
 
@@ -83,6 +84,11 @@ class ChatTemplates:
             if (text := _token_text(config.get(name))) is not None
         }
         return cls(files or _templates_in_config(config, directory), special_tokens)
+
+    def with_default(self, template: str) -> ChatTemplates:
+        """These templates with another default; no `tool_use` goes before it."""
+        others = {name: text for name, text in self._sources.items() if name != "tool_use"}
+        return ChatTemplates({**others, "default": template}, self._special_tokens, now=self._now)
 
     @property
     def names(self) -> list[str]:

@@ -84,6 +84,10 @@ class SamplingParams:
         """Whether a choice depends on which tokens came before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
+    def with_new_seed(self) -> SamplingParams:
+        """The same with a seed that is drawn now."""
+        return replace(self, seed=secrets.randbits(64))
+
     @property
     def needs_logits(self) -> bool:
         """Whether the token with the target's largest logit is not all that is asked for."""
@@ -145,7 +149,7 @@ def resolve_sampling(
     _check_fits(params, num_tokens, vocab_size)
     if params.greedy or params.seed is not None:
         return params
-    return replace(params, seed=secrets.randbits(64))
+    return params.with_new_seed()
 
 
 def params_from_generation_config(config: Mapping[str, Any]) -> SamplingParams:

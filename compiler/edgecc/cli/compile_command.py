@@ -193,7 +193,7 @@ def command(console: Console, **flags: Any) -> int:
     """
     import edgecc
 
-    target, draft, speculative = _models(flags)
+    target, draft, speculative = models_of(flags)
     _refuse_unsupported(flags)
     timing_json = _timing_file(flags["timing_json"], [target, draft])
     report = edgecc.compile(
@@ -278,7 +278,7 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _models(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
+def models_of(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
     """Target, draft and the options about speculation, from flags and the JSON config.
 
     Raises:

@@ -1,0 +1,333 @@
+"""`edgecc serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecc.backends.bundle_manifest import MANIFEST
+from edgecc.cli.cache_options import cache_dir_option
+from edgecc.cli.compile_command import models_of
+from edgecc.cli.options import Command, common, components_option, num_threads
+from edgecc.cli.output import Console
+from edgecc.errors import Diagnostic, Severity, UnsupportedError, UsageError
+from edgecc.paths import local_path
+
+if TYPE_CHECKING:
+    from edgecc.backends.server import ServerOptions
+
+KEY_VARIABLE = "EDGECC_API_KEY"
+
+_COMPILE_FLAGS = (
+    "draft",
+    "speculative_config",
+    "max_model_len",
+    "max_input_len",
+    "max_batch_size",
+)
+
+
+@click.command(cls=Command, name="serve", short_help="Serve a bundle with OpenAI's API.")
+@click.argument("source", metavar="BUNDLE|TARGET")
+@click.option(
+    "--draft",
+    "--draft-model-dir",
+    "--draft-model",
+    "draft",
+    metavar="DIR",
+    help="Draft checkpoint of a TARGET.",
+)
+@click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
+@click.option(
+    "--max-model-len",
+    "--max-seq-len",
+    "--max-kv-cache-capacity",
+    "max_model_len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prompt and answer together, of a TARGET; default: 8192 or what it was trained for.",
+)
+@click.option(
+    "--max-input-len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest prompt, of a TARGET.",
+)
+@click.option(
+    "--max-batch-size",
+    "--max-num-seqs",
+    "max_batch_size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most sequences at a time, of a TARGET; default: 1.",
+)
+@components_option
+@cache_dir_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option(
+    "--served-model-name",
+    metavar="NAME",
+    help="Name of the model in requests; default: that of the bundle's directory.",
+)
+@click.option("--api-key", hidden=True)
+@click.option(
+    "--max-queued-requests",
+    type=click.IntRange(min=0),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait for a slot; more are refused with 429.",
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    metavar="S",
+    help="Seconds that one may wait.",
+)
+@click.option(
+    "--shutdown-timeout",
+    type=click.IntRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="Seconds that answers under way have at the end.",
+)
+@click.option(
+    "--max-request-bytes",
+    type=click.IntRange(min=1),
+    default=32 * 2**20,
+    show_default=True,
+    metavar="N",
+    help="Longest body of a request.",
+)
+@click.option(
+    "-k",
+    "--num-speculative-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Proposals per round where a request does not say; default: as compiled.",
+)
+@click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
+@click.option(
+    "--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."
+)
+@click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
+@click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
+@click.option("--device", help="Device of the bundle to use, or to compile a TARGET for.")
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
+)
+@common
+def command(console: Console, source: str, **flags: Any) -> int:
+    """Serve BUNDLE with OpenAI's API until a signal ends it.
+
+    The folder of a checkpoint, TARGET, is compiled into the cache first, unless it is there.
+    Requests need a key if EDGECC_API_KEY has some, separated by commas.
+    """
+    _check_installed()
+    import edgecc
+    from edgecc.backends.server import Server, bind
+
+    path = local_path(source, "bundle")
+    options = _options(path, flags)
+    if not options.api_keys and not _is_local(flags["host"]):
+        console.finding(_open_to_all(flags["host"]))
+    with bind(flags["host"], flags["port"]) as listener:
+        generator = edgecc.load(
+            _bundle(console, path, flags),
+            device=flags["device"],
+            num_threads=num_threads(flags["num_threads"]),
+            progress=console.progress(),
+        )
+        with generator:
+            _check_proposals(generator, options)
+            server = Server(
+                generator,
+                options,
+                listener,
+                on_start=lambda url: console.always(f"serving {options.model_name} at {url}/v1"),
+                shutdown_timeout_s=flags["shutdown_timeout"],
+                verbose=console.verbosity > 0,
+            )
+            server.serve_until_told()
+    return console.ok("stopped")
+
+
+def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Path:
+    """What to serve: the bundle that was given, or that of a checkpoint, from the cache.
+
+    Raises:
+        UsageError: A bundle was given, and flags to compile it with.
+        EdgeccError: The checkpoint cannot be compiled.
+    """
+    if (source / MANIFEST).exists() or not (source / "config.json").exists():
+        given = [name for name in _COMPILE_FLAGS if flags[name] is not None]
+        if given:
+            raise UsageError(
+                "usage/compiled",
+                f"--{given[0].replace('_', '-')} is for checkpoints, and {source} is none",
+                help="a bundle has been compiled: leave it out",
+            )
+        return source
+    return _compiled(console, source, flags)
+
+
+def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
+    import edgecc
+    from edgecc.backends.cache import ArtifactCache, cache_directory
+    from edgecc.bundle_cache import cached_bundle
+
+    models = {"target": str(target), "model": None, "spec_method": "auto"}
+    models |= {"draft_quantization": "auto", "num_speculative_tokens": None}
+    models |= {"prompt_lookup_min": None, "prompt_lookup_max": None}
+    wanted = flags | models
+    _, draft, speculative = models_of(wanted)
+    options: dict[str, Any] = {
+        "device": flags["device"] or "cpu",
+        "components": flags["components"],
+        "max_model_len": flags["max_model_len"],
+        "max_input_len": flags["max_input_len"],
+        "max_batch_size": flags["max_batch_size"] or 1,
+        **speculative,
+    }
+
+    def build(out: Path) -> None:
+        console.info(f"compiling {target} to {out}")
+        edgecc.compile(
+            target,
+            draft,
+            out=out,
+            progress=console.progress(),
+            tell=console.finding,
+            cache=ArtifactCache.open(flags["cache_dir"], report=console.finding),
+            **options,
+        )
+
+    root = cache_directory(flags["cache_dir"])
+    place = None if draft is None else local_path(draft, "draft")
+    return cached_bundle(root, target, place, options, build)
+
+
+def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
+    """What the flags and the environment say.
+
+    Raises:
+        UsageError: A value cannot be used.
+    """
+    from edgecc.backends.server import ServerOptions
+
+    if flags["api_key"] is not None:
+        raise UsageError(
+            "usage/api-key",
+            "an API key on the command line can be read by other users of the machine",
+            help=f"set the variable {KEY_VARIABLE}",
+        )
+    name = flags["served_model_name"]
+    if name is None:
+        name = Path(os.path.realpath(bundle)).name
+    return ServerOptions(
+        model_name=name,
+        api_keys=_api_keys(),
+        max_queued_requests=flags["max_queued_requests"],
+        queue_timeout_s=flags["queue_timeout"],
+        max_request_bytes=flags["max_request_bytes"],
+        num_speculative_tokens=flags["num_speculative_tokens"],
+        speculation=not flags["no_speculation"],
+        strict=flags["strict"],
+        metrics=flags["metrics"],
+        chat_template=_template(flags["chat_template"]),
+    )
+
+
+def _api_keys() -> tuple[str, ...]:
+    """The keys of the environment.
+
+    Raises:
+        UsageError: The variable is set and has none: then nobody would be kept out.
+    """
+    text = os.environ.get(KEY_VARIABLE)
+    if text is None:
+        return ()
+    keys = tuple(key for key in re.split(r"[,\s]+", text) if key)
+    if not keys:
+        raise UsageError(
+            "usage/api-key", f"{KEY_VARIABLE} is set, but has no key", help="set or unset it"
+        )
+    return keys
+
+
+def _template(name: str | None) -> str | None:
+    if name is None:
+        return None
+    path = local_path(name, "chat template")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            "usage/chat-template", f"cannot be read: {error}", where=str(path)
+        ) from error
+
+
+def _check_proposals(generator: Any, options: ServerOptions) -> None:
+    """What is asked for by default must be possible: else each request would fail."""
+    wanted = options.num_speculative_tokens
+    draft = generator.model.draft
+    most = draft.num_speculative_tokens if draft else 0
+    if wanted is not None and wanted > most:
+        raise UsageError(
+            "usage/num-speculative-tokens",
+            f"--num-speculative-tokens is {wanted}, and the bundle was compiled for {most}",
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _open_to_all(host: str) -> Diagnostic:
+    return Diagnostic(
+        "serve/no-key",
+        f"whoever reaches {host} can use the model",
+        help=f"set {KEY_VARIABLE}, or leave out --host",
+        severity=Severity.WARNING,
+    )
+
+
+def _check_installed() -> None:
+    """Say what to install before anything is loaded.
+
+    Raises:
+        UnsupportedError: A package of the extra is missing.
+    """
+    try:
+        import fastapi
+        import prometheus_client
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "serve/not-installed",
+            f"serving needs {error.name}, which is not installed",
+            help="pip install 'edgecc[serve]'",
+        ) from error
+    del fastapi, prometheus_client, uvicorn

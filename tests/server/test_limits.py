@@ -1,0 +1,98 @@
+"""What a server refuses: strangers, long bodies, more than it can take, and requests at its end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx")
+
+BODY = {"prompt": "def f(x):", "max_tokens": 300, "ignore_eos": True}
+
+
+def test_keys(serve: Any) -> None:
+    with serve(api_keys=("first", "second")) as server:
+        codes = {
+            key: httpx.get(
+                f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"}
+            ).status_code
+            for key in ("first", "second", "third", "firs")
+        }
+        nothing = httpx.get(f"{server.url}/v1/models")
+        health = httpx.get(f"{server.url}/health").status_code
+
+    assert codes == {"first": 200, "second": 200, "third": 401, "firs": 401}
+    assert nothing.status_code == 401
+    assert nothing.json()["error"]["type"] == "authentication_error"
+    assert health == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_long_bodies(serve: Any, chunked: bool) -> None:
+    body = b'{"prompt": "' + b"a" * 2000 + b'"}'
+    with serve(max_request_bytes=1000) as server:
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            content=iter([body[:900], body[900:]]) if chunked else body,
+            headers={"Content-Type": "application/json"},
+        )
+
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "server/request-too-large"
+
+
+def test_unknown_fields_of_a_strict_server(serve: Any) -> None:
+    with serve(strict=True) as server:
+        url = f"{server.url}/v1/completions"
+        refused = httpx.post(url, json={"prompt": "a", "bogus": 1})
+        taken = httpx.post(url, json={"prompt": "a", "max_tokens": 1, "user": "me"})
+
+    assert (refused.status_code, taken.status_code) == (400, 200)
+    assert refused.json()["error"]["param"] == "bogus"
+
+
+def test_a_full_queue(serve: Any) -> None:
+    with serve(max_queued_requests=1) as server:
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=BODY | {"n": 4, "stream": True}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            refused = httpx.post(url, json=BODY)
+            ready = httpx.get(f"{server.url}/health/ready").status_code
+            alive = httpx.get(f"{server.url}/health").status_code
+
+    assert refused.status_code == 429
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert int(refused.headers["retry-after"]) > 0
+    assert (alive, ready) == (200, 429)
+
+
+def test_a_request_that_waits_too_long(serve: Any) -> None:
+    with serve(queue_timeout_s=0.01) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"n": 4}, timeout=60)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server/queue-timeout"
+
+
+def test_what_is_under_way_is_completed_at_the_end(serve: Any) -> None:
+    got: list[str] = []
+    begun = threading.Event()
+
+    def read(url: str) -> None:
+        body = BODY | {"stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                got.append(line)
+                begun.set()
+
+    with serve() as server:
+        reader = threading.Thread(target=read, args=(server.url,), daemon=True)
+        reader.start()
+        assert begun.wait(30)
+    reader.join(30)
+
+    assert "data: [DONE]" in got
+    assert not server.service.engine.ready
