@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -258,7 +259,10 @@ def test_against_what_the_engine_takes(on_cpu: Module, tmp_path: Path) -> None:
     options = {"max_model_len": length, "verify": "none"}
     edgecc.compile(TARGET, DRAFT, out=tmp_path / "bundle", **options)
     command = [sys.executable, "-c", CHILD, str(tmp_path / "warm"), str(tmp_path / "bundle")]
-    done = subprocess.run([*command, str(length)], capture_output=True, text=True, check=False)
+    sources = str(Path(edgecc.__file__).parent.parent)  # these, whatever is installed
+    environment = {**os.environ, "PYTHONPATH": sources}
+    command.append(str(length))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     weights, rest = map(int, done.stdout.split())
     plan = plan_memory(on_cpu, CPU, model_weights(on_cpu))

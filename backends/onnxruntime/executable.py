@@ -12,6 +12,7 @@ import math
 import mmap
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +227,14 @@ def allocate(port: Port, slots: int) -> Array:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MAP_PRIVATE"):
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows, where it is private in any case
+        pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.ndarray(shape, dtype, buffer=pages)
 
 

@@ -22,7 +22,7 @@ from edgecc.device_artifact import Site, expect, shares, weight_bytes, write_art
 from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
-from edgecc.frontends.options import NGRAM, LiftOptions
+from edgecc.frontends.options import LiftOptions
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -33,6 +33,7 @@ from edgecc.ir_source import (
 )
 from edgecc.passes.instruments import Instrument
 from edgecc.paths import check_outputs, ir_folder, local_path, writable_path
+from edgecc.prompt_lookup import NGRAM
 from edgecc.publishing import publish
 
 

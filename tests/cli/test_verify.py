@@ -20,14 +20,14 @@ def test_a_good_bundle(edgecc: Command, bundle: Path) -> None:
     assert "draft proposals: ok (error " in result.err
     assert "speculation with 1 proposal, prompt of 1 token: ok" in result.err
     assert "speculation with 4 proposals" in result.err
-    assert result.last == f"edgecc: ok {bundle}: 7 checks passed"
+    assert result.last == f"edgecc: ok {bundle}: 8 checks passed"
 
 
 def test_json(edgecc: Command, bundle: Path) -> None:
     result = edgecc("verify", bundle, "--prompts", 1, "--max-new-tokens", 4, "--json")
     found = json.loads(result.out)
     assert found["passed"] is True
-    assert len(found["checks"]) == 5
+    assert len(found["checks"]) == 6
     for check in found["checks"]:
         assert set(check) == {"name", "error", "tolerance", "passed"}
         assert check["passed"] is True
@@ -35,7 +35,7 @@ def test_json(edgecc: Command, bundle: Path) -> None:
 
 
 def test_without_prompts(edgecc: Command, bundle: Path) -> None:
-    assert edgecc("verify", bundle, "--prompts", 0).last.endswith("3 checks passed")
+    assert edgecc("verify", bundle, "--prompts", 0).last.endswith("4 checks passed")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_numbers_that_differ(
     result = edgecc("verify", copy, "--prompts", 1, "--json")
     assert (result.code, result.id) == (5, "verify/mismatch")
     assert f"{check}: FAILED" in result.err
-    assert "1 of 5 checks failed" in result.last
+    assert "1 of 6 checks failed" in result.last
     found = json.loads(result.out)
     assert found["passed"] is False
     assert [c["name"] for c in found["checks"] if not c["passed"]] == [check]

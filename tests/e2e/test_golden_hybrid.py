@@ -73,10 +73,10 @@ def decoded(monkeypatch):
     kept: dict[str, list] = {}
     decode = WeightView.blocks
 
-    def blocks(view):
-        if view.symbol not in kept:
-            kept[view.symbol] = list(decode(view))
-        return iter(kept[view.symbol])
+    def blocks(view, *size):
+        if (view.symbol, size) not in kept:
+            kept[view.symbol, size] = list(decode(view, *size))
+        return iter(kept[view.symbol, size])
 
     monkeypatch.setattr(WeightView, "blocks", blocks)
 

@@ -182,9 +182,10 @@ class Rounding(Interpreter):
 
     def node(self, node, operands):
         table = self.module.weights
-        name = table.resolve(node.weights[0]) if node.op.name == "linear" else ""
-        given = node.operands[0].producer
-        if name and (given is None or given.op.name != "fake_quantize"):
+        if node.op.name != "linear":
+            return super().node(node, operands)
+        name, given = table.resolve(node.weights[0]), node.operands[0].producer
+        if given is None or given.op.name != "fake_quantize":
             encoding = table[name].encoding
             kind = activations_of(encoding)
             if kind:
