@@ -38,7 +38,7 @@ from edgecc.backends.runtime.sampling import (
     params_from_generation_config,
     resolve_sampling,
 )
-from edgecc.backends.runtime.scheduler import Scheduler
+from edgecc.backends.runtime.scheduler import Scheduler, slots_of
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import (
     LOOKUP_CAUSES,
@@ -232,8 +232,7 @@ class Generator:
         """
         self._check_open()
         self._begin()
-        slots = min(entry.slots for entry in self._entries.values())
-        rounds = greedy_rounds(self._engine) if slots == 1 else None
+        rounds = greedy_rounds(self._engine) if slots_of(self._entries) == 1 else None
         return Batch(
             Scheduler(self._entries, lambda: self._new_session(rounds)),
             self._steps,

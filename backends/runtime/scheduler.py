@@ -70,6 +70,11 @@ class _Seat:
     reads: bool = True
 
 
+def slots_of(entries: Mapping[Entry, Executable]) -> int:
+    """Most sequences at a time: a vision tower keeps nothing of them."""
+    return min(e.slots for name, e in entries.items() if name is not Entry.VISION)
+
+
 class Scheduler:
     """Sequences that come and go, up to the number of slots of the executables.
 
@@ -84,8 +89,7 @@ class Scheduler:
         self, entries: Mapping[Entry, Executable], make_session: Callable[[], Session]
     ) -> None:
         self._entries = entries
-        held = [e.slots for name, e in entries.items() if name is not Entry.VISION]
-        self._sessions = [make_session() for _ in range(min(held))]
+        self._sessions = [make_session() for _ in range(slots_of(entries))]
         self._seats: dict[int, _Seat] = {}
         self._next = 0
         self._outcomes: list[Outcome] = []

@@ -134,7 +134,7 @@ def test_rounds_on_new_features_equal_one_round_on_all(tmp_path: Path) -> None:
         {"architectures": ["Qwen3DSparkModel"], "sample_from_anchor": False},
         {"target_layer_ids": DROP, "aux_hidden_state_layer_ids": [1, 3]},
     ],
-    ids=str,
+    ids=lambda changes: ",".join(changes) or "plain",
 )
 def test_spellings(tmp_path: Path, changes: dict[str, object]) -> None:
     config = respelled(tmp_path, changes).config
