@@ -70,7 +70,7 @@ def _contradictions(artifact: Mapping[str, Any], parts: str) -> Iterator[str]:
             if lost := set(step["inputs"].values()) - made:
                 yield f"entry {name}: nothing makes the value {min(lost)!r}"
             made |= set(step["outputs"].values())
-        times = Counter(value for step in program for value in step["outputs"].values())
+        times = Counter(value for step in program for value in {*step["outputs"].values()})
         for value, count in times.items():
             if count > 1:
                 yield f"entry {name}: the value {value!r} is made {count} times"

@@ -223,7 +223,7 @@ class TestSpeculativeConfig:
         result = edgecc("compile", target, *flags)
         assert (result.code, result.id) == (4, "draft/kind")
         assert "method 'qwen3_5_mtp' is not supported" in result.err
-        assert "valid: auto, dspark, eagle3, mtp" in result.err
+        assert "valid: auto, dflash, dspark, eagle3, mtp" in result.err
 
     def test_a_file_that_is_no_text(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         (tmp_path / "c.json").write_bytes(b"\xff\xfe{}")

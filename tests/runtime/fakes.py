@@ -481,7 +481,7 @@ def make_pair(
             outputs,
             truth,
             junk,
-            chain=method != "dspark",
+            chain=PROPOSERS[method].role is Role.NEXT_TOKEN_IDS,
         )
     length = capacity if max_model_len is None else max_model_len
     model = ModelInfo(
