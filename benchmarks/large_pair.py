@@ -71,7 +71,7 @@ def run(work: Path, draft: str, layers: int | None, devices: list[str], flags: l
         shutil.rmtree(out)
         rows.append(_row(device, found))
         data[device] = found
-    title = f"{TARGET}, {layers or 'all'} layers, {draft} draft (measured)"
+    title = f"{TARGET}, {layers or 'all'} layers, {draft} draft, `{' '.join(flags)}` (measured)"
     return Result("large-pair", [Table(title, _COLUMNS, rows, _NOTES)], data)
 
 
@@ -159,9 +159,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--verify", default="none", choices=["none", "fast", "full"])
     parser.add_argument("--max-model-len", type=int, default=65536)
     parser.add_argument("--max-input-len", type=int, default=32768)
+    parser.add_argument("--max-batch-size", type=int, default=1)
     given = parser.parse_args(argv)
     flags = ["--verify", given.verify, "--max-model-len", str(given.max_model_len)]
     flags += ["--max-input-len", str(given.max_input_len)]
+    flags += ["--max-batch-size", str(given.max_batch_size)]
     given.work.mkdir(parents=True, exist_ok=True)
     loads = [load_average()]
     devices = given.device or ["cpu", "sm120"]
