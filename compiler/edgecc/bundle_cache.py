@@ -76,6 +76,8 @@ def cached_bundle(
     for _ in range(_ATTEMPTS):
         with store.held(path) as there:
             if there and _is_whole(path):
+                with suppress(OSError):  # of a process that was killed after it had published
+                    store.sweep()
                 yield path
                 return
         with store.workspace(digest, on_wait) as work:

@@ -128,6 +128,12 @@ _COMPILE_FLAGS = (
 @click.option(
     "--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."
 )
+@click.option(
+    "--chat-page/--no-chat-page",
+    default=True,
+    show_default=True,
+    help="Serve a page to chat with at /.",
+)
 @click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
 @click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
 @click.option("--device", help="Device of the bundle to use, or to compile a TARGET for.")
@@ -265,6 +271,7 @@ def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
         speculation=not flags["no_speculation"],
         strict=flags["strict"],
         metrics=flags["metrics"],
+        chat_page=flags["chat_page"],
         chat_template=_template(flags["chat_template"]),
     )
 
