@@ -50,8 +50,9 @@ def test_rounds_of_a_dflash_draft(tmp_path, trt, cuda_runtime):
 
 
 @pytest.mark.filterwarnings("ignore:no proposed token:UserWarning")
-def test_rounds_of_a_gated_draft_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime):
-    target, draft = write_heads(tmp_path, gated=True, reduced=True)
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_rounds_of_a_markov_head_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime, kind):
+    target, draft = write_heads(tmp_path, kind=kind, reduced=True)
     bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
     with bundle.generator() as generator:
         asked = {"token_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True}
