@@ -619,10 +619,17 @@ DRAFTS = [
     Case("draft/markov-rank", BAD, "another rank", config("draft", markov_rank=16), "16"),
     Case(
         "draft/markov-type",
-        UNSUPPORTED,
-        "a Markov head with a state",
+        BAD,
+        "a Markov head without the tensors of its type",
         config("draft", markov_head_type="rnn"),
-        "rnn",
+        "joint_proj",
+    ),
+    Case(
+        "draft/markov-type",
+        UNSUPPORTED,
+        "an unknown Markov head",
+        config("draft", markov_head_type="lstm"),
+        "lstm",
     ),
     Case(
         "draft/confidence-flag",

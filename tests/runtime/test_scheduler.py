@@ -30,6 +30,7 @@ class Wanted:
     prompt: tuple[int, ...]
     count: int
     proposals: int  # 0: plain
+    threshold: float
     stops: frozenset[int]
     joins: int
     leaves: int  # steps after joining; more than it needs: never
@@ -40,6 +41,7 @@ WANTED = st.builds(
     prompt=st.lists(st.integers(0, NUM_TOKENS - 1), min_size=1, max_size=30).map(tuple),
     count=st.integers(0, 30),
     proposals=st.integers(0, 7),
+    threshold=st.sampled_from([0.0, 0.0, 0.3, 0.6, 1.0]),
     stops=st.frozensets(st.integers(0, NUM_TOKENS - 1), max_size=1),
     joins=st.integers(0, 12),
     leaves=st.sampled_from([1, 2, 3, 5, 99, 99, 99, 99]),
@@ -65,7 +67,13 @@ def decoder(session: Session, pair: Pair, wanted: Wanted) -> Decoder:
     if not wanted.proposals:
         return PlainDecoder(session, pair.model)
     assert pair.model.draft is not None
-    return SpeculativeDecoder(session, pair.model, pair.model.draft, wanted.proposals)
+    return SpeculativeDecoder(
+        session,
+        pair.model,
+        pair.model.draft,
+        wanted.proposals,
+        confidence_threshold=wanted.threshold,
+    )
 
 
 class Together:
@@ -161,11 +169,11 @@ def test_in_any_order_each_is_what_it_is_alone(
 
 
 def plain(prompt: Sequence[int], count: int = 12) -> Wanted:
-    return Wanted(tuple(prompt), count, 0, frozenset(), 0, 99)
+    return Wanted(tuple(prompt), count, 0, 0.0, frozenset(), 0, 99)
 
 
 def speculative(prompt: Sequence[int], count: int = 12) -> Wanted:
-    return Wanted(tuple(prompt), count, 7, frozenset(), 0, 99)
+    return Wanted(tuple(prompt), count, 7, 0.0, frozenset(), 0, 99)
 
 
 OPTIONS: dict[str, Any] = {"capacity": 64, "prefill_chunk": 8, "plan": [2]}
