@@ -151,7 +151,9 @@ class ChatAnswer(_Whole):
     choices: list[ChatChoice]
 
 
-def documented(answer: type[BaseModel], *, streamed: bool = False) -> dict[int | str, dict[str, Any]]:
+def documented(
+    answer: type[BaseModel], *, streamed: bool = False
+) -> dict[int | str, dict[str, Any]]:
     """The answers of an endpoint, as FastAPI's `responses`.
 
     Args:
