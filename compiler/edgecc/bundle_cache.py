@@ -27,6 +27,7 @@ from edgecc.backends.cache import code_digest
 from edgecc.backends.staging import lock_directory
 from edgecc.backends.storage import storage_errors
 from edgecc.errors import BundleError, InputError, UsageError
+from edgecc.hub_layout import checkpoint_name, origin_of
 from edgecc.paths import refuse_inside
 
 Build = Callable[[Path], object]
@@ -77,7 +78,7 @@ def cached_bundle(
             refuse_inside(root, checkpoint, "--cache-dir")
     digest = bundle_key(target, draft, options)
     folder = root / "bundles"
-    path = folder / f"{Path(os.path.realpath(target)).name}-{digest}"
+    path = folder / f"{checkpoint_name(target)}-{digest}"
     guard = folder / f".{digest}.lock"
     with storage_errors(folder):
         guard.mkdir(parents=True, exist_ok=True)
@@ -105,14 +106,15 @@ def cached_bundle(
 def bundle_key(target: Path, draft: Path | None, options: Mapping[str, Any]) -> str:
     """16 hex digits that follow from all that decides what a compile gives.
 
-    These are the files of the checkpoints, the options, our own code, and the versions of the
-    packages that compute or build something.
+    These are the files of the checkpoints, their commits on the hub, the options, our own code, and
+    the versions of the packages that compute or build something.
 
     Raises:
         UsageError: The target or the draft is no folder.
         ResourceError: It cannot be read.
     """
     parts = {
+        "origins": [None if p is None else str(origin_of(p)) for p in (target, draft)],
         "target": _files(target, "target"),
         "draft": None if draft is None else _files(draft, "draft"),
         "options": dict(options),
