@@ -70,7 +70,7 @@ def test_origins(tmp_path: Path) -> None:
         assert checkpoint_name(other) == other.name
 
 
-# --- links of a cache (more of them: tests/frontends/test_checkpoint.py) ------------------------------
+# --- links of a cache; more of them are in tests/frontends/test_checkpoint.py ---------------------
 
 
 def test_bytes_that_several_models_share(tmp_path: Path) -> None:
