@@ -23,6 +23,7 @@ class ServerOptions:
         speculation: Use the draft, unless a request says no.
         strict: Refuse fields that are unknown, instead of naming them in a header.
         metrics: Whether there is `/metrics`.
+        chat_page: Whether there is a page to chat with at `/`.
         chat_template: Text of a template to use instead of the bundle's.
     """
 
@@ -35,6 +36,7 @@ class ServerOptions:
     speculation: bool = True
     strict: bool = False
     metrics: bool = True
+    chat_page: bool = True
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
