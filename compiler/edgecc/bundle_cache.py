@@ -37,7 +37,7 @@ _PACKAGES = (
 )
 _ATTEMPTS = 8
 _READ_WHOLE = 2**20
-"""Files up to this size count with their content, larger ones with place, size and time."""
+"""Files up to this size count with their content, larger ones with place, size and times."""
 
 
 @contextmanager
@@ -140,7 +140,9 @@ def _files(folder: Path, what: str) -> list[list[str]]:
             content = ""
             if facts.st_size <= _READ_WHOLE:
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
-            state = content or f"{facts.st_size} {facts.st_mtime_ns}"
+            # The time of the last change of the inode cannot be set: it tells a file that was
+            # written again and given its old time.
+            state = content or f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
             found.append([path.relative_to(folder).as_posix(), os.path.realpath(path), state])
     return found
 
