@@ -22,6 +22,7 @@ from edgecc.backends.runtime.decoder import (
     Round,
     SpeculativeDecoder,
 )
+from edgecc.backends.runtime.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
 from edgecc.backends.runtime.proposer import PROPOSERS
@@ -77,6 +78,7 @@ class Generator:
         self._chat = chat if chat is not None else ChatTemplates({})
         self._generation_config = generation_config or {}
         self._reader = PromptReader(model, tokenizer, self._chat)
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, model.num_tokens)
         self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
         if model.draft is not None:
             self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
@@ -137,6 +139,7 @@ class Generator:
         on_text: Callable[[str], None] | None = None,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
@@ -164,6 +167,8 @@ class Generator:
             adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
             prompt_lookup: Propose what followed the same tokens before, instead of asking the
                 draft; of a bundle compiled for that, other numbers of tokens.
+            grammar: What the text must follow; needs llguidance, the extra `grammar`. The text may
+                end before it is complete only at max_new_tokens or at one of `stop`.
             sampling: How tokens are chosen.
             **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
                 `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
@@ -173,7 +178,8 @@ class Generator:
             RequestError: An argument is out of range, an image cannot be used, or another request
                 is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         stream = self.stream(
             prompt,
@@ -187,6 +193,7 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -255,6 +262,7 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
@@ -271,7 +279,8 @@ class Generator:
             RequestError: An argument is out of range, or an image cannot be used; or, when the
                 first chunk is taken, another request is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         request = self.request(
             prompt,
@@ -285,6 +294,7 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -304,6 +314,7 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
@@ -312,7 +323,8 @@ class Generator:
         Raises:
             RequestError: An argument is out of range, or an image cannot be used.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         self._check_open()
         read = self._reader.read(prompt, token_ids, messages, images)
@@ -333,6 +345,7 @@ class Generator:
             ),
             adaptive_speculation=adaptive_speculation,
             lookup=check_lookup(prompt_lookup, self._model),
+            grammar=self._compiled(grammar),
         )
 
     def close(self) -> None:
@@ -355,6 +368,19 @@ class Generator:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _compiled(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        if grammar is None:
+            return None
+        if not isinstance(grammar, Grammar):
+            raise RequestError(
+                "request/bad-grammar",
+                f"grammar must be a Grammar, not a {type(grammar).__name__}",
+                help="for example grammar=edgecc.Grammar.json_schema(schema)",
+            )
+        if self._grammars is None:
+            raise RequestError("request/no-tokenizer", "a grammar needs a bundle with a tokenizer")
+        return self._grammars.compile(grammar)
 
     def _new_session(self, rounds: GreedyRounds | None) -> Session:
         model, entries = self._model, self._entries
@@ -384,6 +410,7 @@ class Generator:
             request.stop_ids,
             request.sampling,
             request.images,
+            None if request.grammar is None else request.grammar.start(request.stop_ids),
         )
 
     def _answer(self, request: Request) -> Answer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.grammar import CompiledGrammar
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.sampling import SamplingParams
@@ -29,6 +30,7 @@ class Request:
         adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
         images: What is in the prompt besides text.
         lookup: Propose by lookup, with these settings; None asks the draft.
+        grammar: What the text must follow.
     """
 
     token_ids: IntArray
@@ -40,6 +42,7 @@ class Request:
     adaptive_speculation: bool
     images: PromptImages | None = None
     lookup: PromptLookup | None = None
+    grammar: CompiledGrammar | None = None
 
 
 def check_prompt(prompt: object) -> str:
