@@ -138,8 +138,12 @@ def test_choices_of_any_text(choices: list[str], seed: int) -> None:
 def test_white_space_has_an_end() -> None:
     grammar = Grammar.json_schema({"type": "array", "items": {"type": "null"}, "minItems": 1})
     constraint = GRAMMARS.compile(grammar).start({END})
-    text = TOKENIZER.encode("[") + TOKENIZER.encode("\n") * 40
-    assert constraint.count_allowed(text) == 33
+    for space in ("", " ", "\n", "\n\t\t", "\n" + " " * 32):
+        text = TOKENIZER.encode("[" + space + "null")
+        assert constraint.count_allowed(text) == len(text)
+    for space in ("  ", "\n\n", "\t", "\n" + " " * 33):
+        text = TOKENIZER.encode("[" + space + "null")
+        assert constraint.count_allowed(text) < len(text)
 
 
 def test_special_tokens_are_no_text() -> None:
@@ -198,6 +202,12 @@ def test_work_is_bounded(pattern: str) -> None:
     with suppress(RequestError):
         follow(Grammar.regex(pattern), 100)
     assert time.process_time() - begin < 60  # without limits it takes many minutes
+
+
+def test_what_turns_out_to_be_too_complex() -> None:
+    with pytest.raises(RequestError) as caught:
+        follow(Grammar.regex("([a-z]{1,99}){1,99}b"), 100)
+    assert caught.value.id == "grammar/too-complex"
 
 
 def follow(grammar: Grammar, steps: int) -> None:

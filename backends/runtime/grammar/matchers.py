@@ -17,8 +17,9 @@ from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind, bad_gramm
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import UnsupportedError
 
-WHITE_SPACE = r"[ \t\n\r]{1,32}"
-"""Between the tokens of JSON: as much as people indent. Small models write it without end."""
+WHITE_SPACE = r" |\n[ \t]{0,32}"
+"""Between the tokens of JSON: a space, or a new line with its indentation. Small models would write
+white space without end."""
 
 END_TOKEN = "<|edgecc:end|>"
 """Stands for the end of a text, whatever tokens end it: a request may have none, or others."""
