@@ -8,7 +8,7 @@ change a graph; `verifier`, `printer`, `interpreter` and `analysis` read it.
 from edgecc.ir.builder import Builder
 from edgecc.ir.compare import diff, equal, fingerprint
 from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
 from edgecc.ir.interpreter import Interpreter, evaluate
 from edgecc.ir.parser import parse_module, read_module
 from edgecc.ir.printer import print_module
@@ -32,6 +32,7 @@ parse = parse_module
 
 __all__ = [
     "FP8",
+    "MXFP4",
     "NVFP4",
     "Alias",
     "Builder",
