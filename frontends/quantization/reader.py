@@ -124,7 +124,7 @@ class Quantization:
                 )
             return _WORDS[self._method]
         if key.endswith(".weight_packed"):
-            return words.read_packed if dtype is DType.I32 else fp4.read_bytes
+            return fp4.read_bytes if dtype is DType.U8 else words.read_packed
         return {DType.U8: fp4.read_bytes, DType.F8E4M3: fp8.read_fp8}.get(dtype)
 
     def tensor(self, key: str, shape: tuple[int, ...]) -> EncodedWeight:
