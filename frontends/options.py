@@ -9,10 +9,13 @@ from edgecc.prompt_lookup import NGRAM
 OWN_BLOCK = "mtp"
 """The speculation method that drafts with the target's own tensors."""
 
+DRAFT_MODEL = "draft_model"
+"""The speculation method of a small language model, by the name that vLLM has for it."""
+
 WITHOUT_DRAFT = (OWN_BLOCK, NGRAM)
 """The speculation methods that need no draft checkpoint."""
 
-SPEC_METHODS = ("auto", "dspark", "dflash", "eagle3", *WITHOUT_DRAFT)
+SPEC_METHODS = ("auto", "dspark", "dflash", "eagle3", DRAFT_MODEL, *WITHOUT_DRAFT)
 """Speculation methods: `auto` is that of the draft, none without one."""
 
 

@@ -249,7 +249,7 @@ class Scheduler:
             if self._entries[entry].log_rows:
                 del found[seat.slot]
             else:
-                length = session.start if entry is Entry.TARGET else session.draft_length
+                length = session.start if entry is Entry.TARGET else session.draft_rows
                 found[seat.slot] = Idle(length)
         return found
 
@@ -291,8 +291,8 @@ def _fits(executable: Executable, group: _Group) -> bool:
     return (
         len(group) <= executable.batch_size
         and not any(call.alone for call in calls)
-        # A block follows the last feature: none may be padded.
-        and (calls[0].entry is Entry.TARGET or min(rows) == max(rows))
+        # A block follows the last feature: none may be padded. Calls that say which rows count can.
+        and (Role.LOGIT_ROWS in calls[0].inputs or min(rows) == max(rows))
         and max(lengths) + max(rows) <= executable.capacity
         # What fits for one that runs fits for one that does not.
         and max((s.length for s in group.values() if isinstance(s, Idle)), default=0)

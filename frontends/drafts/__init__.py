@@ -12,6 +12,7 @@ from edgecc.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.drafts.base import Draft
 from edgecc.frontends.drafts.dflash import DFlash
+from edgecc.frontends.drafts.draft_model import DraftModel
 from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
@@ -21,14 +22,15 @@ from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ng
 from edgecc.frontends.mtp_block import MTP_BLOCK
 from edgecc.frontends.options import SPEC_METHODS, LiftOptions
 
-KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, DFlash, Eagle3)}
+KINDS: Mapping[str, type[Draft]] = {
+    kind.method: kind for kind in (DSpark, DFlash, Eagle3, DraftModel)
+}
 """Every kind of draft checkpoint that can be lifted, by its method."""
 
 SUPPORTED = tuple(KINDS)
 
 _ABOUT = {
     "deepseek-v4": "stages of another network, bundled with their own target",
-    "plain": "this is a complete language model",
     "mtp": "a layer that belongs to its target's checkpoint: give that alone, with "
     "--spec-method mtp",
 }
@@ -158,8 +160,8 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
     if not found:
         raise InputError(
             "draft/unknown",
-            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
-            "tensors",
+            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head, midlayer or "
+            "embed_tokens tensors",
             where=where,
             help=f"supported drafts: {', '.join(SUPPORTED)}",
         )
@@ -175,7 +177,7 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
 
 def is_draft(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint looks like a draft that cannot run without a target."""
-    return _kind(checkpoint)[0] not in ("", "plain")
+    return _kind(checkpoint)[0] not in ("", DraftModel.method)
 
 
 def _kind(checkpoint: Checkpoint) -> tuple[str, str]:
@@ -195,13 +197,19 @@ def _block_kind(names: Collection[str]) -> str:
     return "domino" if any("gru" in n for n in names) else "dflash"
 
 
-_EAGLE3 = ("d2t", "layers.0.hidden_norm.weight")
+_IN_LAYER = "layers.0.hidden_norm.weight"
+"""EAGLE3 norms the target's states inside its layer, block drafts before their first one. A reduced
+vocabulary may be the draft's of either."""
+
 _SIGNS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
     ("deepseek-v4", lambda name, _: name.startswith("mtp.") and ".hc_" in name),
     ("dspark", lambda name, _: name.startswith("markov_head.")),
-    ("eagle3", lambda name, stored: name in _EAGLE3 or stored.startswith("midlayer.")),
+    ("eagle3", lambda name, stored: name == _IN_LAYER or stored.startswith("midlayer.")),
+    ("dflash", lambda name, _: name == "hidden_norm.weight"),
+    ("eagle3", lambda name, _: name == "d2t"),
     ("dflash", lambda name, _: name == "fc.weight"),
-    ("plain", lambda name, _: name.endswith("embed_tokens.weight")),  # whatever class wraps it
+    # Whatever class wraps it.
+    (DraftModel.method, lambda name, _: name.endswith("embed_tokens.weight")),
     ("mtp", lambda name, _: name.startswith(("mtp.", "mtp_layers."))),
 )
 """Kinds of checkpoints and their tensors, by canonical and stored name; the first that fits."""
