@@ -1,8 +1,8 @@
 """Calls that golden rows are about: a prompt, a draft's round, the token after it, and a replay.
 
 `golden` are the tensors of a golden file, see `edgecc.golden.make_golden`: `token_ids` i64 `[T]`,
-`anchor` i64 `[1]`, with a draft `proposals` i64 `[N]`, and where the target reads images what stands
-in the prompt besides text.
+`anchor` i64 `[1]`, with a draft `proposals` i64 `[N]`, and where the target reads images what
+stands in the prompt besides text.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ Invariants, at every point where no verification is open (`start` counts rows of
 * `start == len(tokens) - 1`: all committed tokens but the newest, the anchor, are in the caches
   (between `prefill` and `push` there is no anchor yet, and `start == len(tokens)`);
 * while the draft takes part, `draft_length + pending == start`: it has each committed position
-  once, in order, or they wait for its next call. Between `propose` and `commit` a draft that reads tokens
-  alone has `ahead` more rows: those of the anchor and of its proposals but the last.
+  once, in order, or they wait for its next call. Between `propose` and `commit` a draft that
+  reads tokens alone has more rows, `ahead`: those of the anchor and of its proposals but the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from time import perf_counter
 from typing import TypeVar
 
@@ -96,7 +97,7 @@ class Session:
         self._logged = False
         self._draft_length = 0
         self._pending = 0
-        self._ahead = 0
+        self._ahead: list[int] = []
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
@@ -121,7 +122,7 @@ class Session:
     @property
     def draft_rows(self) -> int:
         """Rows of the draft caches that may be needed: those of proposals as well."""
-        return self._draft_length + self._ahead
+        return self._draft_length + len(self._ahead)
 
     @property
     def pending(self) -> int:
@@ -223,6 +224,8 @@ class Session:
         """
         if self._start != len(self._tokens) - 1 or self._ahead:
             raise _misuse("propose follows push or commit, once")
+        if self._draft_length + self._pending != self._start:
+            raise _misuse("the draft lacks the features of some committed positions")
         if not self._proposer.reads_states:
             return (yield from self._propose_by_token(most))
         if not self._pending:
@@ -241,7 +244,7 @@ class Session:
             self.draft_seconds += reply.seconds
             length += len(tokens)
             self._draft_length, self._pending = self._start, 0
-            self._ahead = length - self._start
+            self._ahead.append(tokens[-1])
             tokens = reply.results[Role.PROPOSALS][0, -1:].tolist()
             made += tokens
         return made
@@ -292,7 +295,7 @@ class Session:
         if self._open is not None or self._start != len(self._tokens) - 1 or self._rounds is None:
             raise _misuse("round follows push or commit")
         if features and self._draft_length + self._pending != self._start:
-            raise _misuse("the draft lacks some committed positions")
+            raise _misuse("the draft lacks the features of some committed positions")
         if features and not self._proposer.reads_states:
             self.run(self._catch_up())
         begin = perf_counter()
@@ -305,7 +308,8 @@ class Session:
         proposals = made.proposals[:most].tolist()
         if features:
             self._draft_length = self._start
-            self._ahead = 0 if self._proposer.reads_states else len(made.proposals)
+            if not self._proposer.reads_states:
+                self._ahead = [self._tokens[-1], *made.proposals[:-1].tolist()]
             self._tap = self._rounds.features
         self._pending, self._collects = 0, features
         self._open = tuple(proposals)
@@ -341,12 +345,14 @@ class Session:
 
         Those that the draft has read as its own proposals do not wait for its next call.
         """
+        kept = self._tokens[self._start : self._start + rows]
         self._start += rows
         if self._collects:
-            known = min(rows, self._ahead)
+            pairs = zip(kept, self._ahead, strict=False)
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self._draft_length += known
             self._pending, self._collects = rows - known, False
-        self._ahead = 0
+        self._ahead = []
 
     def _run_target(
         self,

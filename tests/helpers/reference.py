@@ -244,8 +244,9 @@ class Draft(Model):
 
     def _chain(self, hidden: Floats, base: Floats, previous: int, steps: int) -> DraftOutput:
         if not self.has("markov_head.markov_w1.weight"):
-            best = base[:steps, : self.num_tokens].argmax(axis=1)
-            return DraftOutput(base, base[:steps], best.tolist(), None)
+            ids = self.tokens_of(base.shape[1])
+            allowed = np.where(ids < self.num_tokens, base[:steps], -np.inf)
+            return DraftOutput(base, base[:steps], ids[allowed.argmax(axis=1)].tolist(), None)
         w1, w2 = self.matrix("markov_head.markov_w1"), self.matrix("markov_head.markov_w2")
         logits, tokens, confidence = [], [], []
         for slot in range(steps):
