@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from helpers.checkpoints import Tensors, edit_tensors
+from helpers.checkpoints import DROP, Tensors, edit_json, edit_tensors
 
 
 def write_relative(source: Path, folder: Path, amount: float, seed: int = 0) -> Path:
@@ -30,4 +32,27 @@ def write_relative(source: Path, folder: Path, amount: float, seed: int = 0) -> 
                 tensors[name] = (array.astype(np.float64) + noise).astype(array.dtype)
 
     edit_tensors(folder, change)
+    return folder
+
+
+def write_first_layers(source: Path, folder: Path, layers: int) -> Path:
+    """A copy of a checkpoint with its first layers only; returns its folder."""
+    shutil.copytree(source, folder)
+
+    def change(tensors: Tensors) -> Tensors:
+        kept = re.compile(r"model\.layers\.(\d+)\.")
+        return {
+            name: array
+            for name, array in tensors.items()
+            if (found := kept.match(name)) is None or int(found[1]) < layers
+        }
+
+    edit_tensors(folder, change)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kinds = config.get("layer_types")
+    edit_json(
+        folder / "config.json",
+        num_hidden_layers=layers,
+        layer_types=kinds[:layers] if kinds else DROP,
+    )
     return folder
