@@ -250,8 +250,11 @@ class Session:
         return made
 
     def _catch_up(self) -> Steps[None]:
-        """Let a draft that reads tokens take a prompt's last chunk: that needs no logits."""
-        if self._pending > 1:
+        """Let a draft that reads tokens take a prompt's last chunk: that needs no logits.
+
+        One token may stay, to be read with the anchor, where a call takes two.
+        """
+        if self._pending >= min(2, self._chunk):
             yield from self._run_draft(())
 
     def _token_inputs(self, tokens: Sequence[int], length: int) -> dict[Role, Array]:

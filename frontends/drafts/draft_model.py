@@ -19,8 +19,8 @@ from edgecc.frontends.drafts.base import Draft, DraftSize
 from edgecc.frontends.inventory import check_layers
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.mtp_block import MTP_TENSORS
-from edgecc.frontends.options import DRAFT_MODEL
 from edgecc.frontends.quantization import read_quantization
+from edgecc.frontends.spec_methods import DRAFT_MODEL
 from edgecc.frontends.targets import TARGETS, get_target, reject_experts
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import TOKENIZER, named_tokens

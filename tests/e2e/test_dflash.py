@@ -22,7 +22,7 @@ def test_speculation_changes_no_token(tmp_path, kind):
     report = edgecc.compile(
         target, draft, out=tmp_path / "b", max_model_len=64, prefill_chunk=8, max_batch_size=2
     )
-    assert "speculation by method dflash: the draft stores hidden_norm.weight" in report.decisions
+    assert "speculation by method dflash: the draft stores fc.weight" in report.decisions
     with edgecc.load(tmp_path / "b") as generator:
         asked = {"token_ids": PROMPT, "max_new_tokens": 50, "ignore_eos": True}
         for sampling in ({}, {"temperature": 1.0, "seed": 3}):

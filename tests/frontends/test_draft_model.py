@@ -100,10 +100,9 @@ def test_without_a_target(tmp_path: Path) -> None:
 def test_a_quantized_draft_keeps_its_encodings(target: Path, tmp_path: Path) -> None:
     module = lift(target, write_small(tmp_path, quantized=True))
     kinds = {s: str(w.encoding) for s, w in module.weights.items() if "down_proj" in s}
-    assert {kind for s, kind in kinds.items() if s.startswith("draft")} == {
-        "nvfp4<block=16, input_scale>"
-    }
-    assert {kind for s, kind in kinds.items() if s.startswith("target")} == {"bf16"}
+    found = {kind for s, kind in kinds.items() if s.startswith("draft")}
+    assert found == {"nvfp4<block=16, input_scale>"}
+    assert {kind for s, kind in kinds.items() if s.startswith("target")} == {"dense<bf16>"}
 
 
 def test_ids_without_a_token_are_never_proposed(target: Path, tmp_path: Path) -> None:
