@@ -27,10 +27,13 @@ class Proposer(ABC):
         role: The input that takes the tokens.
         reads_states: It reads states of the target, and answers with all proposals of a round.
             Others read all committed tokens, answer with one, and have to be rolled back.
+        fewest_rows: Features of a call whose outputs have the bits that they have with any larger
+            number: see `docs/adr/0004-same-bits.md`.
     """
 
     role: ClassVar[Role]
     reads_states: ClassVar[bool] = True
+    fewest_rows: ClassVar[int]
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -46,25 +49,43 @@ class Proposer(ABC):
             following: For each row of features the committed token after it.
         """
 
+    @abstractmethod
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """What that input gets in front where earlier features are given once more.
+
+        Args:
+            following: For each of them the token after it.
+        """
+
 
 class BlockProposer(Proposer):
     """Drafts that fill a block after the newest committed token: DSpark, DFlash."""
 
     role = Role.ANCHOR
+    fewest_rows = 1  # rows of the block come on top
 
     def tokens(self, following: Sequence[int]) -> IntArray:
         """The last token, i64 `[1]`."""
         return np.array(following[-1:], dtype=np.int64)
+
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """Nothing: there is one newest token."""
+        return {}
 
 
 class ChainProposer(Proposer):
     """Drafts that pair the state at a position with the token after it: EAGLE3, MTP."""
 
     role = Role.NEXT_TOKEN_IDS
+    fewest_rows = 2
 
     def tokens(self, following: Sequence[int]) -> IntArray:
         """All of them, i64 `[1, c]`."""
         return np.array([following], dtype=np.int64)
+
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """All of them, i64 `[1, k]`."""
+        return {self.role: self.tokens(following)}
 
 
 class TokenProposer(Proposer):
@@ -72,10 +93,15 @@ class TokenProposer(Proposer):
 
     role = Role.TOKEN_IDS
     reads_states = False
+    fewest_rows = 1
 
     def tokens(self, following: Sequence[int]) -> IntArray:
         """The next tokens, i64 `[1, c]`."""
         return np.array([following], dtype=np.int64)
+
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """Nothing: its calls are padded at the end, as those of a target."""
+        return {}
 
 
 PROPOSERS: Mapping[str, Proposer] = {

@@ -33,8 +33,9 @@ from typing import TypeVar
 import numpy as np
 
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
-from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
+from edgecc.backends.runtime.calls import Call, Entry, Reply, Steps, drive
 from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposals import Proposals
 from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
@@ -79,6 +80,7 @@ class Session:
         if vision is not None:
             self._entries[Entry.VISION] = vision
         self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
+        self._shares_calls = draft is not None and draft.batch_size > 1
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
@@ -101,6 +103,7 @@ class Session:
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._earlier: Array | None = None
         self._prompt: ImagePrompt | None = None
         self._images = self._no_images
 
@@ -213,11 +216,12 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self, most: int = 1) -> Steps[list[int]]:
+    def propose(self, most: int = 1, *, confidence: bool = False) -> Steps[Proposals]:
         """Let the draft take what is pending and propose what follows the anchor.
 
         Args:
             most: Proposals that are wanted, at least 1.
+            confidence: Also ask how sure it is of them; it has a head for that.
 
         Returns:
             Proposals, in order: all of the block where one call makes them, else `most`.
@@ -230,11 +234,11 @@ class Session:
             return (yield from self._propose_by_token(most))
         if not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        results = yield from self._run_draft((Role.PROPOSALS,))
-        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
-        return proposals
+        wanted = (Role.PROPOSALS, Role.CONFIDENCE) if confidence else (Role.PROPOSALS,)
+        results = yield from self._run_draft(wanted)
+        return Proposals(*(results[role][0].tolist() for role in wanted))
 
-    def _propose_by_token(self, most: int) -> Steps[list[int]]:
+    def _propose_by_token(self, most: int) -> Steps[Proposals]:
         """One draft call a proposal; the first one reads the anchor and what is pending."""
         yield from self._catch_up()
         made: list[int] = []
@@ -247,7 +251,7 @@ class Session:
             self._ahead.append(tokens[-1])
             tokens = reply.results[Role.PROPOSALS][0, -1:].tolist()
             made += tokens
-        return made
+        return Proposals(made)
 
     def _catch_up(self) -> Steps[None]:
         """Let a draft that reads tokens take a prompt's last chunk: that needs no logits.
@@ -285,7 +289,7 @@ class Session:
         self._open = tuple(proposals)
         return logits
 
-    def round(self, most: int, *, features: bool) -> tuple[list[int], list[int]]:
+    def round(self, most: int, *, features: bool) -> tuple[Proposals, list[int]]:
         """Draft, verify and choose on the device, with one read-back.
 
         Args:
@@ -308,15 +312,15 @@ class Session:
         made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
         self._replay, self._logged = 0, features
-        proposals = made.proposals[:most].tolist()
+        proposals = Proposals(made.proposals[:most].tolist(), made.confidence[:most].tolist())
         if features:
             self._draft_length = self._start
             if not self._proposer.reads_states:
                 self._ahead = [self._tokens[-1], *made.proposals[:-1].tolist()]
             self._tap = self._rounds.features
         self._pending, self._collects = 0, features
-        self._open = tuple(proposals)
-        return proposals, made.chosen[: len(proposals) + 1].tolist()
+        self._open = tuple(proposals.tokens)
+        return proposals, made.chosen[: len(self._open) + 1].tolist()
 
     @property
     def _rows_for_draft(self) -> int:
@@ -415,19 +419,52 @@ class Session:
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
         if self._proposer.reads_states:
-            inputs: dict[Role, Array] = {
-                Role.FEATURES: self._tap(self._pending),
-                self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
-                Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
-            }
-        else:
-            inputs = self._token_inputs(self._tokens[length:end], length)
-        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
+            return (yield from self._run_with_states(length, end, outputs))
+        inputs = self._token_inputs(self._tokens[length:end], length)
+        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=True)
+        return self._has_read(end, reply)
+
+    def _run_with_states(
+        self, length: int, end: int, outputs: tuple[Role, ...]
+    ) -> Steps[Mapping[Role, Array]]:
+        """The same for a draft that reads states of the target."""
+        features = self._tap(self._pending)
+        inputs: dict[Role, Array] = {
+            Role.FEATURES: features,
+            self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
+            Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
+        }
+        earlier = self._earlier_rows() if self._shares_calls else {}
+        reply = yield Call(Entry.DRAFT, inputs, outputs, not outputs, earlier)
+        if self._shares_calls:
+            self._remember(features)
+        return self._has_read(end, reply)
+
+    def _has_read(self, end: int, reply: Reply) -> Mapping[Role, Array]:
+        """Take notice of a draft call that read everything before a position."""
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
         return reply.results
 
+    def _earlier_rows(self) -> dict[Role, Array]:
+        """What the draft was given for the last positions before the pending ones."""
+        if self._earlier is None or self._pending < self._proposer.fewest_rows:
+            return {}
+        rows, length = self._earlier.shape[1], self._draft_length
+        tokens = self._proposer.earlier(self._tokens[length - rows + 1 : length + 1])
+        return {Role.FEATURES: self._earlier, **tokens}
+
+    def _remember(self, features: Array) -> None:
+        """Keep features that the draft was given: the last ones of the sequence."""
+        newest = features[:, -EARLIER_ROWS:]
+        known = newest[:, :0] if self._earlier is None else self._earlier
+        self._earlier = np.concatenate([known, newest], axis=1)[:, -EARLIER_ROWS:]
+
+
+EARLIER_ROWS = 16
+"""Features that are kept to pad a draft's calls in a batch: rounds differ by fewer rows, unless
+more than 16 tokens are proposed."""
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {
     (False, False): (),

@@ -43,6 +43,11 @@ class RoundDraft(ABC):
         """Most tokens that a round is told."""
         return 1
 
+    @property
+    def tells(self) -> bool:
+        """Whether it says how sure it is of its proposals."""
+        return Role.CONFIDENCE in self.draft.interface.outputs
+
     def told(self, rows: int) -> int:
         """How many tokens a round is told, by its new rows: the last one is the anchor."""
         return 1
@@ -94,7 +99,8 @@ class BlockDraft(RoundDraft):
             self.names[self.role]: self._tokens_shape(rows),
             self.names[Role.CACHE_LENGTH]: (1,),
         }
-        return [self.draft.calls(shapes, [Role.PROPOSALS], make)]
+        wanted = [Role.PROPOSALS, *([Role.CONFIDENCE] if self.tells else [])]
+        return [self.draft.calls(shapes, wanted, make)]
 
     def _tokens_shape(self, rows: int) -> tuple[int, ...]:
         return (1,)

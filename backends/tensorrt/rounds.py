@@ -2,9 +2,9 @@
 
 What differs from round to round (lengths, for states two counts of rows, and the tokens that a
 draft wants to know) lies in device memory, so one captured CUDA graph serves all rounds in which
-the draft has as many new rows. Its inputs are these integers, its results the proposals and the
-target's choices. Where the target has states, there are two graphs:
-one for each place that the states are read from.
+the draft has as many new rows. Its inputs are these integers, its results the proposals, how sure
+the draft is of them if it says so, and the target's choices. Where the target has states, there are
+two graphs: one for each place that the states are read from.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from edgecc.backends.tensorrt.library import uncollected
 from edgecc.backends.tensorrt.plan import Context
 from edgecc.backends.tensorrt.round_drafts import INTEGER, Calls, RoundDraft, round_draft
 from edgecc.errors import BackendError, ResourceError
+
+SCORE = 4
+"""Bytes of a confidence, f32."""
 
 _COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
 """What a target with states is told beside the lengths, in this order."""
@@ -68,6 +71,8 @@ class TrtRounds:
         self._integers = state.memory(size)
         self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
         self._chosen = state.host(self._rows * INTEGER)
+        self._tells = self._draft is not None and self._draft.tells
+        self._confidence = state.host(max(1, self._rows - 1) * SCORE)
         self._works: dict[tuple[int, int], _Work] = {}
         self._captures = True
 
@@ -101,9 +106,12 @@ class TrtRounds:
         self._state.stream.synchronize()
         chosen = self._chosen.bytes.view(np.int64).copy()
         proposals = self._proposed.bytes.view(np.int64).copy()
+        confidence = self._confidence.bytes.view(np.float32).copy()
         if work is not None and work.graph is None:
             self._capture(features, work)
-        return GreedyRound(proposals if features else proposals[:0], chosen)
+        drafted = len(proposals) if features else 0
+        scores = confidence[: drafted if self._tells else 0]
+        return GreedyRound(proposals[:drafted], chosen, scores)
 
     def features(self, rows: int) -> FloatArray:
         """See `GreedyRounds.features`.
@@ -190,6 +198,9 @@ class TrtRounds:
             proposed = tokens + INTEGER
             draft.enqueue(stream, draft_calls, features, lengths, following, proposed)
             stream.download(self._proposed.bytes, proposed)
+            if self._tells:
+                scores = draft.draft.address(Role.CONFIDENCE)
+                stream.download(self._confidence.bytes, scores)
         stream.copy(tokens, anchor, INTEGER)
         stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
         for role, told_count in zip(self._counts, counts, strict=True):

@@ -97,7 +97,7 @@ def _own_block(
         raise UsageError(
             "usage/spec-method",
             "--spec-method mtp drafts with a block of the target's own checkpoint"
-            + (f", --draft names {draft.path.name}" if draft is not None else ""),
+            + (f", --draft names {draft.name}" if draft is not None else ""),
             help="leave out --draft" if target is not None else "give the target alone",
         )
     block = Mtp(target, steps)

@@ -69,7 +69,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def propose(self) -> None:
         count = self.pair.draft.proposals
-        proposals = self.session.run(self.session.propose(count))
+        proposals = self.session.run(self.session.propose(count)).tokens
         assert len(proposals) == count
         assert self.session.pending == 0
         if self.session.draft_rows > self.session.draft_length:

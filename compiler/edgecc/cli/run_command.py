@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecc.cli.options import Command, common, num_threads, prompt_lookup_options
+from edgecc.cli.options import (
+    Command,
+    common,
+    confidence_threshold_option,
+    num_threads,
+    prompt_lookup_options,
+)
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.cli.sampling_options import sampling_arguments, sampling_flags
 from edgecc.errors import EdgeccError, UsageError
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Propose fewer where it is faster, by what is measured.",
 )
+@confidence_threshold_option
 @prompt_lookup_options
 @sampling_flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
@@ -99,6 +106,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             "ignore_eos": flags["ignore_eos"],
             "adaptive_speculation": flags["adaptive_speculation"],
             "prompt_lookup": _prompt_lookup(flags),
+            "confidence_threshold": flags["confidence_threshold"],
             **sampling_arguments(generator, flags),
         }
         if len(prompts) == 1:
