@@ -42,7 +42,9 @@ from edgecc.backends.runtime.sampling import (
 from edgecc.backends.runtime.scheduler import Scheduler, slots_of
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import (
+    CAUSES,
     LOOKUP_CAUSES,
+    OTHER_CAUSES,
     AcceptanceMonitor,
     SpeculationWarning,
 )
@@ -84,7 +86,8 @@ class Generator:
         if model.images is not None:
             self._entries[Entry.VISION] = engine.entry(Entry.VISION)
         self._session = self._new_session(greedy_rounds(engine))
-        self._monitor = AcceptanceMonitor()
+        method = model.draft.method if model.draft is not None else ""
+        self._monitor = AcceptanceMonitor(CAUSES.get(method, OTHER_CAUSES))
         self._lookup_monitor = AcceptanceMonitor(LOOKUP_CAUSES)
         self._busy = threading.Lock()
         self._in_round = threading.Lock()

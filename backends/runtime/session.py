@@ -75,6 +75,7 @@ class Session:
         if vision is not None:
             self._entries[Entry.VISION] = vision
         self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
+        self._shares_calls = draft is not None and draft.batch_size > 1
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
@@ -96,6 +97,7 @@ class Session:
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._earlier: Array | None = None
         self._prompt: ImagePrompt | None = None
         self._images = self._no_images
 
@@ -347,17 +349,39 @@ class Session:
         end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
+        features = self._tap(self._pending)
         inputs: dict[Role, Array] = {
-            Role.FEATURES: self._tap(self._pending),
+            Role.FEATURES: features,
             self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
-        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
+        earlier = self._earlier_rows() if self._shares_calls else {}
+        reply = yield Call(Entry.DRAFT, inputs, outputs, not outputs, earlier)
+        if self._shares_calls:
+            self._remember(features)
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
         return reply.results
 
+    def _earlier_rows(self) -> dict[Role, Array]:
+        """What the draft was given for the last positions before the pending ones."""
+        if self._earlier is None or self._pending < self._proposer.fewest_rows:
+            return {}
+        rows, length = self._earlier.shape[1], self._draft_length
+        tokens = self._proposer.earlier(self._tokens[length - rows + 1 : length + 1])
+        return {Role.FEATURES: self._earlier, **tokens}
+
+    def _remember(self, features: Array) -> None:
+        """Keep features that the draft was given: the last ones of the sequence."""
+        newest = features[:, -EARLIER_ROWS:]
+        known = newest[:, :0] if self._earlier is None else self._earlier
+        self._earlier = np.concatenate([known, newest], axis=1)[:, -EARLIER_ROWS:]
+
+
+EARLIER_ROWS = 16
+"""Features that are kept to pad a draft's calls in a batch: rounds differ by fewer rows, unless
+more than 16 tokens are proposed."""
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {
     (False, False): (),

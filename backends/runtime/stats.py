@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgecc.backends.runtime.decoder import Round
@@ -163,14 +164,47 @@ class Causes:
     all: str
 
 
-DRAFT_CAUSES = Causes(
-    "the draft was trained for another target or revision; its block layout, mask token or tapped "
-    "layers are read wrongly; the prompts are far from what it was trained on; the temperature is "
-    "so high that hardly a token can be foreseen. The text is right, but speculation only costs "
-    "time: `edgecc inspect` shows what was paired, `edgecc verify` checks the numbers",
-    "the text repeats itself; the draft is the target; proposals are compared with themselves, "
-    "which `edgecc verify` would show as text that differs from plain decoding",
+def _of_draft(training: str, wiring: str) -> Causes:
+    """Causes that drafts of all kinds have, with those of a kind.
+
+    Args:
+        training: How its weights may not be those that belong to the target.
+        wiring: What may be read wrongly.
+    """
+    return Causes(
+        f"{training}; {wiring}; the prompts are far from what it was trained on (another chat "
+        "template, thinking switched on or off); the temperature is so high that hardly a token "
+        "can be foreseen. The text is right, but speculation only costs time: `edgecc inspect` "
+        "shows what was paired, `edgecc verify` checks the numbers",
+        "the text repeats itself; the draft is the target; proposals are compared with themselves, "
+        "which `edgecc verify` would show as text that differs from plain decoding",
+    )
+
+
+_TRAINING = "the draft was trained for another target, fine-tune, precision or revision"
+
+BLOCK_CAUSES = _of_draft(
+    _TRAINING, "its block layout, mask token, tapped layers or rotary embedding are read wrongly"
 )
+
+CHAIN_CAUSES = _of_draft(
+    _TRAINING, "its tapped layers, vocabulary map or rotary embedding are read wrongly"
+)
+
+MTP_CAUSES = _of_draft(
+    "the block is of another revision than the model around it, or was rounded too coarsely",
+    "the states that it reads are not those after the final norm",
+)
+
+OTHER_CAUSES = _of_draft(_TRAINING, "its tokenizer or its config is not the one it belongs with")
+
+CAUSES: Mapping[str, Causes] = {
+    "dspark": BLOCK_CAUSES,
+    "dflash": BLOCK_CAUSES,
+    "eagle3": CHAIN_CAUSES,
+    "mtp": MTP_CAUSES,
+}
+"""By method of the draft; others have `OTHER_CAUSES`."""
 
 LOOKUP_CAUSES = Causes(
     "the answer does not repeat what is in the prompt; too few tokens have to repeat "
@@ -195,7 +229,7 @@ class AcceptanceMonitor:
     ALL_LIMIT = 256
     """Rounds in a row with each proposal accepted."""
 
-    def __init__(self, causes: Causes = DRAFT_CAUSES) -> None:
+    def __init__(self, causes: Causes = OTHER_CAUSES) -> None:
         self._causes = causes
         self._none = 0
         self._all = 0

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import edgecc
+from edgecc.backends.server.chat_page import add_chat_page
 from edgecc.backends.server.errors import Problem, UnavailableError, problem_of
 from edgecc.backends.server.http import (
     CLIENT_GONE,
@@ -49,6 +50,8 @@ def create_app(service: Service) -> FastAPI:
     _add_health(app, service)
     _add_models(app, service)
     _add_generation(app, service)
+    if service.options.chat_page:
+        add_chat_page(app)
     _add_errors(app)
     app.add_middleware(BodyLimit, max_bytes=service.options.max_request_bytes)
     if service.options.api_keys:

@@ -25,6 +25,7 @@ class ServerOptions:
             does not say; None verifies all.
         strict: Refuse fields that are unknown, instead of naming them in a header.
         metrics: Whether there is `/metrics`.
+        chat_page: Whether there is a page to chat with at `/`.
         chat_template: Text of a template to use instead of the bundle's.
     """
 
@@ -38,6 +39,7 @@ class ServerOptions:
     confidence_threshold: float | None = None
     strict: bool = False
     metrics: bool = True
+    chat_page: bool = True
     chat_template: str | None = None
 
     def __post_init__(self) -> None:

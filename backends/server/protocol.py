@@ -28,6 +28,7 @@ class StreamOptions(_Body):
     """How a stream is sent."""
 
     include_usage: bool | None = None
+    include_rounds: bool | None = None
 
 
 class GenerationBody(_Body):
@@ -58,6 +59,11 @@ class GenerationBody(_Body):
     def wants_usage(self) -> bool:
         """Whether a stream ends with the counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_rounds(self) -> bool:
+        """Whether the events of a stream tell of the rounds they come from."""
+        return bool(self.stream_options and self.stream_options.include_rounds)
 
 
 class CompletionBody(GenerationBody):

@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Reply(ABC):
         choices: How many there are.
         prompts: How many prompts they answer, as many choices for each.
         with_usage: Whether a stream ends with counts.
+        with_rounds: Whether its events tell what the rounds gave that they come from.
     """
 
     prefix: str
@@ -38,6 +40,7 @@ class Reply(ABC):
         *,
         prompts: int = 1,
         with_usage: bool = False,
+        with_rounds: bool = False,
     ) -> None:
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(16)}",
@@ -47,6 +50,8 @@ class Reply(ABC):
         self._tokenizer = tokenizer
         self._per_prompt = choices // prompts
         self._with_usage = with_usage
+        self._with_rounds = with_rounds
+        self._untold: dict[int, Counter[str]] = {}
         self._stats: dict[int, Stats] = {}
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -63,9 +68,14 @@ class Reply(ABC):
         """What a chunk is in a stream: nothing while its text is held back."""
         if chunk.finish_reason is not None:
             self._stats[index] = chunk.stats
+        told = self._untold.setdefault(index, Counter())
+        told.update(_round_of(chunk))
         if not (chunk.text or chunk.logprobs or chunk.finish_reason is not None):
             return []
-        return [self._event([self._piece(index, chunk)])]
+        piece = self._piece(index, chunk)
+        if self._with_rounds:
+            piece["edgecc"] = dict(self._untold.pop(index))
+        return [self._event([piece])]
 
     def last(self) -> list[dict[str, Any]]:
         """What a stream ends with: the counts, if they were asked for."""
@@ -170,8 +180,16 @@ class CompletionReply(Reply):
         *,
         prompts: int = 1,
         with_usage: bool = False,
+        with_rounds: bool = False,
     ) -> None:
-        super().__init__(model_name, tokenizer, choices, prompts=prompts, with_usage=with_usage)
+        super().__init__(
+            model_name,
+            tokenizer,
+            choices,
+            prompts=prompts,
+            with_usage=with_usage,
+            with_rounds=with_rounds,
+        )
         self._offsets = [0] * choices
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
@@ -211,6 +229,16 @@ class CompletionReply(Reply):
 
 def _reason(chunk: Chunk) -> str | None:
     return None if chunk.finish_reason is None else str(chunk.finish_reason)
+
+
+def _round_of(chunk: Chunk) -> dict[str, int]:
+    """What a round gave, under the names of `usage`; `drafts` counts rounds with proposals."""
+    return {
+        "completion_tokens": len(chunk.token_ids),
+        "drafts": int(chunk.proposed > 0),
+        "draft_tokens": chunk.proposed,
+        "accepted_tokens": chunk.accepted,
+    }
 
 
 def _finite(logprob: float) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import edgecc
 from edgecc.backends.base import Role
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.errors import RequestError
 
 SLOTS = 3
@@ -218,6 +219,54 @@ def test_rows_have_the_bits_of_a_single_sequence(batched, lengths, rounds, last,
         assert found == [made[turn] for made in expected]
         for walk, (rows, accepted) in zip(walks, plan, strict=False):
             walk.keep(rows, accepted)
+
+
+@pytest.fixture(scope="module")
+def drafting(pair, tmp_path_factory):
+    """The pair for two sequences, with all that the draft computes."""
+    out = tmp_path_factory.mktemp("pair") / "drafting"
+    edgecc.compile(
+        pair.target,
+        pair.draft,
+        out=out,
+        max_model_len=LENGTH,
+        prefill_chunk=64,
+        max_batch_size=2,
+        draft_outputs=True,
+    )
+    with edgecc.load(out) as opened:
+        yield opened
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    known=st.integers(8, 40), new=st.integers(1, 8), again=st.integers(1, 7), seed=st.integers(0)
+)
+def test_features_given_once_more_change_no_bit(drafting, pair, known, new, again, seed):
+    """Proposals and logits, and those of a later call that reads the rows written twice."""
+    target, draft = (drafting.engine.entry(name) for name in ("target", "draft"))
+    proposer = PROPOSERS[pair.method]
+    again, new = min(again, known), max(new, proposer.fewest_rows)
+    ids = np.random.default_rng(seed).integers(0, 4095, known + new + 4)
+    counts = call([ids[:-1]], [0], [0], [len(ids) - 1], logs=target.log_rows > 0)
+    features = target.run(counts, (Role.HIDDEN_TAP,))[Role.HIDDEN_TAP].copy()
+    following = ids[1:]
+    outputs = (Role.PROPOSALS, Role.DRAFT_LOGITS)
+
+    def run(first, end, slot):
+        inputs = {
+            Role.FEATURES: np.ascontiguousarray(features[:, first:end]),
+            proposer.role: proposer.tokens(following[first:end].tolist()),
+            Role.CACHE_LENGTH: np.array([first]),
+        }
+        found = draft.run(inputs, outputs, slot=slot)
+        return [found[role].tobytes() for role in outputs]
+
+    for slot in range(2):
+        run(0, known, slot)
+    assert run(known - again, known + new, 1) == run(known, known + new, 0)
+    last = known + new, known + new + 3
+    assert run(*last, 1) == run(*last, 0)
 
 
 def test_a_batch_keeps_others_out(batched):

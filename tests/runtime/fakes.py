@@ -235,16 +235,21 @@ class FakeDraft:
         (length,) = inputs[Role.CACHE_LENGTH].tolist()
         rows = features[0].tolist()
         assert 1 <= len(rows) <= self.max_features
-        assert length in (0, len(self.tokens)), "features are missing or come twice"
+        assert length <= len(self.tokens), "features are missing"
         assert length + len(rows) + self.proposals <= self.capacity, "no rows for the block"
         self.outputs.spoil()
         self.calls.append((length, len(rows), tuple(outputs)))
         following = inputs[role][0].tolist() if self.chain else inputs[role].tolist()
         anchor = following[-1]
+        own = [int(token) for _, token, _ in rows]
+        if length:
+            again = self.tokens[length:]
+            assert len(own) > len(again), "features come twice, and none is new"
+            assert own[: len(again)] == again, "features that come twice are not the same"
         if self.chain:
-            own = [int(token) for _, token, _ in rows]
             assert following[:-1] == own[1:], "a feature with a token that is not the next one"
-            assert not length or own[0] == self.expected, "not the token that was said to follow"
+            first = own[len(self.tokens) - length] if length else None
+            assert first in (None, self.expected), "not the token that was said to follow"
             self.expected = anchor
         del self.tokens[length:], self.states[length:]
         for position, token, state in rows:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgecc.backends.runtime import FinishReason, Round, Seconds, Stats
-from edgecc.backends.runtime.stats import AcceptanceMonitor
+from edgecc.backends.runtime.stats import BLOCK_CAUSES, CAUSES, AcceptanceMonitor, Causes
 
 SECONDS = Seconds(target=0.5, draft=0.25, host=0.25)
 
@@ -79,8 +79,8 @@ def test_nothing_generated() -> None:
     ]
 
 
-def findings(rounds: list[Round]) -> list[tuple[int, str]]:
-    monitor = AcceptanceMonitor()
+def findings(rounds: list[Round], causes: Causes = BLOCK_CAUSES) -> list[tuple[int, str]]:
+    monitor = AcceptanceMonitor(causes)
     found = [(place, monitor.observe(step)) for place, step in enumerate(rounds, start=1)]
     return [(place, finding) for place, finding in found if finding is not None]
 
@@ -88,8 +88,27 @@ def findings(rounds: list[Round]) -> list[tuple[int, str]]:
 def test_no_acceptance_is_reported_once() -> None:
     ((place, finding),) = findings([verified(0)] * 300)
     assert place == 64
-    for cause in ("another target", "block layout", "mask token", "tapped layers"):
+    for cause in ("another target", "block layout", "mask token", "tapped layers", "chat template"):
         assert cause in finding
+
+
+@pytest.mark.parametrize(
+    ("method", "named", "not_named"),
+    [
+        ("dspark", ("block layout", "mask token", "rotary embedding"), "vocabulary map"),
+        ("dflash", ("block layout", "mask token", "rotary embedding"), "vocabulary map"),
+        ("eagle3", ("vocabulary map", "tapped layers", "rotary embedding"), "mask token"),
+        ("mtp", ("final norm", "rounded too coarsely"), "tapped layers"),
+    ],
+)
+def test_causes_are_those_of_the_kind_of_draft(
+    method: str, named: tuple[str, ...], not_named: str
+) -> None:
+    ((_, none),) = findings([verified(0)] * 64, CAUSES[method])
+    assert all(cause in none for cause in (*named, "chat template", "temperature"))
+    assert not_named not in none
+    ((_, every),) = findings([verified(3)] * 256, CAUSES[method])
+    assert "the text repeats itself" in every
 
 
 def test_full_acceptance_is_reported_once() -> None:

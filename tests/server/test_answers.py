@@ -80,6 +80,22 @@ def test_a_confidence_threshold_changes_what_is_verified(client: Any, server: Se
     assert _metrics(server)[name] > before
 
 
+def test_events_tell_of_their_rounds(client: Any) -> None:
+    stream = {"include_usage": True, "include_rounds": True}
+    options = {"n": 2, "temperature": 1, "seed": 3, "stop": "zz", "stream": True}
+    *events, last = list(complete(client, **options, stream_options=stream))
+    rounds = [event.choices[0].edgecc for event in events]
+
+    for name in ("completion_tokens", "draft_tokens", "accepted_tokens"):
+        assert sum(told[name] for told in rounds) == getattr(last.usage, name)
+    assert any(told["completion_tokens"] > 1 for told in rounds)
+    for told in rounds:
+        assert told["accepted_tokens"] <= told["draft_tokens"]
+        assert bool(told["drafts"]) == bool(told["draft_tokens"])
+    without = complete(client, **options)
+    assert not any(hasattr(event.choices[0], "edgecc") for event in without)
+
+
 def test_speculation_is_chosen_by_request_and_changes_no_text(client: Any) -> None:
     alone = complete(client, extra_body={"disable_spec_decode": True})
     one = complete(client, extra_body={"num_speculative_tokens": 1})

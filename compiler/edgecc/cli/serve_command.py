@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +135,12 @@ _COMPILE_FLAGS = (
 @click.option(
     "--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."
 )
+@click.option(
+    "--chat-page/--no-chat-page",
+    default=True,
+    show_default=True,
+    help="Serve a page to chat with at /.",
+)
 @click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
 @click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
 @click.option("--device", help="Device of the bundle to use, or to compile a TARGET for.")
@@ -157,9 +165,9 @@ def command(console: Console, source: str, **flags: Any) -> int:
     options = _options(path, flags)
     if not options.api_keys and not _is_local(flags["host"]):
         console.finding(_open_to_all(flags["host"]))
-    with bind(flags["host"], flags["port"]) as listener:
+    with bind(flags["host"], flags["port"]) as listener, _bundle(console, path, flags) as bundle:
         generator = edgecc.load(
-            _bundle(console, path, flags),
+            bundle,
             device=flags["device"],
             num_threads=num_threads(flags["num_threads"]),
             progress=console.progress(),
@@ -178,8 +186,11 @@ def command(console: Console, source: str, **flags: Any) -> int:
     return console.ok("stopped")
 
 
-def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Path:
+@contextmanager
+def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Iterator[Path]:
     """What to serve: the bundle that was given, or that of a checkpoint, from the cache.
+
+    A bundle of the cache is not pruned while the block runs.
 
     Raises:
         UsageError: A bundle was given, and flags to compile it with.
@@ -193,11 +204,15 @@ def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Path:
                 f"--{given[0].replace('_', '-')} is for checkpoints, and {source} is none",
                 help="a bundle has been compiled: leave it out",
             )
-        return source
-    return _compiled(console, source, flags)
+        yield source
+        return
+    with _compiled(console, source, flags) as bundle:
+        yield bundle
 
 
-def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
+def _compiled(
+    console: Console, target: Path, flags: dict[str, Any]
+) -> AbstractContextManager[Path]:
     import edgecc
     from edgecc.backends.cache import ArtifactCache, cache_directory
     from edgecc.bundle_cache import cached_bundle
@@ -217,7 +232,7 @@ def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
     }
 
     def build(out: Path) -> None:
-        console.info(f"compiling {target} to {out}")
+        console.info(f"compiling {target} into the cache at {root}")
         edgecc.compile(
             target,
             draft,
@@ -228,9 +243,12 @@ def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
             **options,
         )
 
+    def on_wait() -> None:
+        console.info("another process compiles the same bundle: waiting for it")
+
     root = cache_directory(flags["cache_dir"])
     place = None if draft is None else local_path(draft, "draft")
-    return cached_bundle(root, target, place, options, build)
+    return cached_bundle(root, target, place, options, build, on_wait)
 
 
 def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
@@ -261,6 +279,7 @@ def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
         confidence_threshold=flags["confidence_threshold"],
         strict=flags["strict"],
         metrics=flags["metrics"],
+        chat_page=flags["chat_page"],
         chat_template=_template(flags["chat_template"]),
     )
 
