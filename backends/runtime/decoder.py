@@ -19,6 +19,7 @@ from typing import TypeAlias
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.adaptive import AdaptiveLength
 from edgecc.backends.runtime.calls import Steps
+from edgecc.backends.runtime.grammar import Constraint
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.lookup import TokenHistory
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
@@ -125,6 +126,7 @@ class Decoder(ABC):
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
         images: PromptImages | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Round]:
         """Continue a prompt.
 
@@ -134,12 +136,14 @@ class Decoder(ABC):
             stop_ids: Tokens that end the text; the one that does is committed.
             sampling: How tokens are chosen; None means greedily.
             images: What is in the prompt besides text.
+            constraint: What the text must follow, at its beginning. The text also ends where
+                nothing can be added to it.
 
         Yields:
             The round of the prompt, with the first token, then one round per target call. The last
             one has a finish reason. Nothing if there is no room for a single token.
         """
-        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images):
+        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images, constraint):
             yield self._session.run(steps)
 
     def steps(
@@ -149,6 +153,7 @@ class Decoder(ABC):
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
         images: PromptImages | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Steps[Round]]:
         """Like `rounds`, for a caller that makes the engine calls.
 
@@ -159,9 +164,9 @@ class Decoder(ABC):
         session.reset()
         self._start()
         params = SamplingParams() if sampling is None else sampling
-        self._sampler = Sampler(params, token_ids, self._model.num_tokens)
+        self._sampler = Sampler(params, token_ids, self._model.num_tokens, constraint)
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
-        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids))
+        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids), self._sampler)
         if limits.left < 1:
             return
         yield self._first_round(token_ids, limits, images)
@@ -192,7 +197,7 @@ class Decoder(ABC):
             proposed, withheld, choose = self._round(most, drafting)
         else:
             proposed, withheld, choose = yield from self._verify(most, drafting)
-        accepted, token = accept(choose, proposed, limits.stop_ids)
+        accepted, token = accept(choose, proposed, limits.ends)
         session.commit(accepted, token)
         tokens, reason = limits.cut((*proposed[:accepted], token))
         logprobs = self._sampler.take_logprobs()[: len(tokens)]
@@ -204,6 +209,7 @@ class Decoder(ABC):
         """Proposals and the target's choices, by calls of the draft and of the target."""
         drafted = (yield from self._propose(most)) if most else Proposals()
         proposed, withheld = self._kept(drafted, most)
+        proposed = self._sampler.possible(proposed)
         logits = yield from self._session.verify(proposed, features=drafting)
         return proposed, withheld, lambda row: self._sampler.choose(logits[row])
 
@@ -345,7 +351,7 @@ class LookupDecoder(ProposingDecoder):
         return Proposals(self._history.propose(most))
 
 
-def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) -> tuple[int, int]:
+def accept(choose: Choose, proposed: Sequence[int], ends: Callable[[int], bool]) -> tuple[int, int]:
     """Keep the proposals that the target would have chosen itself.
 
     Rows after the first disagreement are not looked at.
@@ -353,14 +359,15 @@ def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) ->
     Args:
         choose: The target's token of a row; row i decides about proposal i.
         proposed: The proposals that were verified.
-        stop_ids: A proposal that ends the text is not accepted but chosen: nothing follows it.
+        ends: Whether the token just chosen ends the text. A proposal that does is not accepted but
+            chosen: nothing follows it.
 
     Returns:
         How many proposals are accepted, and the token that the target adds to them.
     """
     for index, proposal in enumerate(proposed):
         token = choose(index)
-        if token != proposal or token in stop_ids:
+        if token != proposal or ends(token):
             return index, token
     return len(proposed), choose(len(proposed))
 
@@ -403,18 +410,24 @@ class _Limits:
     Attributes:
         left: Tokens that may still be committed.
         stop_ids: Tokens that end it.
+        sampler: Knows whether it is complete.
         reason: Why it ended, once it has.
     """
 
     left: int
     stop_ids: frozenset[int]
+    sampler: Sampler
     reason: FinishReason | None = None
+
+    def ends(self, token: int) -> bool:
+        """Whether the token just chosen ends the text."""
+        return token in self.stop_ids or self.sampler.finished
 
     def cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """As many of the next tokens as may be committed, and whether they end the text."""
         kept = tokens[: self.left]
         self.left -= len(kept)
-        if kept[-1] in self.stop_ids:
+        if len(kept) == len(tokens) and self.ends(kept[-1]):
             self.reason = FinishReason.STOP
         elif not self.left:
             self.reason = FinishReason.LENGTH

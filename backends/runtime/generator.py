@@ -22,6 +22,7 @@ from edgecc.backends.runtime.decoder import (
     Round,
     SpeculativeDecoder,
 )
+from edgecc.backends.runtime.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
 from edgecc.backends.runtime.proposer import PROPOSERS
@@ -80,6 +81,7 @@ class Generator:
         self._chat = chat if chat is not None else ChatTemplates({})
         self._generation_config = generation_config or {}
         self._reader = PromptReader(model, tokenizer, self._chat)
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, model.num_tokens)
         self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
         if model.draft is not None:
             self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
@@ -142,6 +144,7 @@ class Generator:
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
         confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
@@ -171,6 +174,8 @@ class Generator:
                 draft; of a bundle compiled for that, other numbers of tokens.
             confidence_threshold: Verify no proposal that the draft's confidence head gives a lower
                 probability, from 0 to 1, nor those after it.
+            grammar: What the text must follow; needs llguidance, the extra `grammar`. The text may
+                end before it is complete only at max_new_tokens or at one of `stop`.
             sampling: How tokens are chosen.
             **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
                 `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
@@ -180,7 +185,8 @@ class Generator:
             RequestError: An argument is out of range, an image cannot be used, or another request
                 is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         stream = self.stream(
             prompt,
@@ -195,6 +201,7 @@ class Generator:
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
             confidence_threshold=confidence_threshold,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -264,6 +271,7 @@ class Generator:
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
         confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
@@ -280,7 +288,8 @@ class Generator:
             RequestError: An argument is out of range, or an image cannot be used; or, when the
                 first chunk is taken, another request is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         request = self.request(
             prompt,
@@ -295,6 +304,7 @@ class Generator:
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
             confidence_threshold=confidence_threshold,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -315,6 +325,7 @@ class Generator:
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
         confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
@@ -323,7 +334,8 @@ class Generator:
         Raises:
             RequestError: An argument is out of range, or an image cannot be used.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         self._check_open()
         read = self._reader.read(prompt, token_ids, messages, images)
@@ -348,6 +360,7 @@ class Generator:
             confidence_threshold=check_confidence_threshold(
                 confidence_threshold, self._model, lookup
             ),
+            grammar=self._compiled(grammar),
         )
 
     def close(self) -> None:
@@ -370,6 +383,19 @@ class Generator:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _compiled(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        if grammar is None:
+            return None
+        if not isinstance(grammar, Grammar):
+            raise RequestError(
+                "request/bad-grammar",
+                f"grammar must be a Grammar, not a {type(grammar).__name__}",
+                help="for example grammar=edgecc.Grammar.json_schema(schema)",
+            )
+        if self._grammars is None:
+            raise RequestError("request/no-tokenizer", "a grammar needs a bundle with a tokenizer")
+        return self._grammars.compile(grammar)
 
     def _new_session(self, rounds: GreedyRounds | None) -> Session:
         model, entries = self._model, self._entries
@@ -406,6 +432,7 @@ class Generator:
             request.stop_ids,
             request.sampling,
             request.images,
+            None if request.grammar is None else request.grammar.start(request.stop_ids),
         )
 
     def _answer(self, request: Request) -> Answer:

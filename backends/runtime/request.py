@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.grammar import CompiledGrammar
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.sampling import SamplingParams
@@ -30,6 +31,7 @@ class Request:
         images: What is in the prompt besides text.
         lookup: Propose by lookup, with these settings; None asks the draft.
         confidence_threshold: Verify no proposal the draft is less sure of; 0 verifies all.
+        grammar: What the text must follow.
     """
 
     token_ids: IntArray
@@ -42,6 +44,7 @@ class Request:
     images: PromptImages | None = None
     lookup: PromptLookup | None = None
     confidence_threshold: float = 0.0
+    grammar: CompiledGrammar | None = None
 
 
 def check_prompt(prompt: object) -> str:

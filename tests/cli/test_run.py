@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -506,3 +507,42 @@ def test_a_template_that_refuses(edgecc: Command, tmp_path: Path) -> None:
     result = edgecc("run", tmp_path / "b", "--chat", "hi")
     assert (result.code, result.id) == (2, "chat/refused-by-template")
     assert "no systems here" in result.last
+
+
+class TestGrammar:
+    SCHEMA = '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}'
+
+    @pytest.fixture(autouse=True)
+    def library(self) -> None:
+        pytest.importorskip("llguidance")
+
+    def test_each_kind(self, edgecc: Command, bundle: Path, tmp_path: Path) -> None:
+        (tmp_path / "schema.json").write_text('{"enum": [true, false]}')
+        (tmp_path / "digits.lark").write_text("start: /[0-9]{4}/")
+        for flags, pattern in (
+            (["--json-schema", tmp_path / "schema.json"], "true|false"),
+            (["--json-schema", '{"const": 12}'], "12"),
+            (["--regex", "[ab]{3}"], "[ab]{3}"),
+            (["--choice", "yes", "--choice", "no"], "yes|no"),
+            (["--lark", tmp_path / "digits.lark"], "[0-9]{4}"),
+        ):
+            found = answer(edgecc, bundle, "--prompt", PROMPT, *flags, "--max-new-tokens", 50)
+            assert re.fullmatch(pattern, found["text"])
+            assert found["finish_reason"] == "stop"
+
+    @pytest.mark.parametrize(
+        ("flags", "id"),
+        [
+            (["--regex", "a", "--choice", "b"], "usage/grammar"),
+            (["--regex", "[a"], "grammar/bad-regex"),
+            (["--json-schema", '{"type": "strin"}'], "grammar/bad-json-schema"),
+            (["--json-schema", "{"], "grammar/bad-json-schema"),
+            (["--json-schema", "nowhere.json"], "run/unreadable-grammar"),
+            (["--lark", ""], "usage/bad-path"),
+        ],
+    )
+    def test_refused(self, edgecc: Command, bundle: Path, flags: list[str], id: str) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, *flags)
+        assert f"[{id}]" in result.err
+        assert result.code in (2, 6)
+        assert result.out == ""

@@ -243,7 +243,7 @@ def test_a_gap_takes_part() -> None:
 
 
 PLANS = {"dspark": [2, 4, 0, 7], "eagle3": [2, 4, 1, 7]}
-"""How many proposals are accepted in each slot; one more row is new then."""
+"""Proposals that are accepted in each slot; one more feature is new then."""
 
 
 def with_plans(method: str, plans: Sequence[int]) -> tuple[Together, dict[str, Any]]:
@@ -272,7 +272,7 @@ def test_drafts_with_other_numbers_of_new_features_are_called_together(method: s
 
 
 def test_a_chain_with_one_new_feature_is_called_with_others_of_one() -> None:
-    """A kernel for a single row has other bits, so what is alone with one row stays so."""
+    """A kernel for a single row may have other bits, so what is alone with one row stays so."""
     together, _ = with_plans("eagle3", [0, 2, 0, 4])
     for length in (60, 20, 20, 30):
         together.join(speculative([1] * length, 70))
@@ -282,6 +282,22 @@ def test_a_chain_with_one_new_feature_is_called_with_others_of_one() -> None:
     together.step()
     # Slots 0 and 2 with that between them, which then goes on with slot 3.
     assert sorted(together.draft.sizes) == [3, 3]
+
+
+def test_the_first_draft_call_of_a_prompt_is_made_apart() -> None:
+    """It has more new features than others have kept: nobody is padded to that, nor computes it."""
+    together, options = with_plans("dspark", [1, 1, 1, 1])
+    wanted = [speculative([1] * length, 20) for length in (4, 4, 60)]
+    tickets = [together.join(item) for item in wanted]
+    sizes: list[list[int]] = []
+    while len(together.ended) < 3:
+        together.draft.sizes.clear()
+        together.step()
+        sizes.append(sorted(together.draft.sizes))
+    assert [1, 2] in sizes  # the round after the long prompt
+    assert [3] in sizes
+    for ticket, item in zip(tickets, wanted, strict=True):
+        assert facts(together.made[ticket]) == facts(alone(options | {"plan": [1]}, item))
 
 
 @pytest.mark.parametrize(

@@ -70,16 +70,6 @@ def test_a_stream_adds_up_to_the_answer(client: Any) -> None:
     assert 0 < whole.usage.accepted_tokens <= whole.usage.draft_tokens
 
 
-def test_a_confidence_threshold_changes_what_is_verified(client: Any, server: Server) -> None:
-    name = 'edgecc_spec_decode_num_withheld_tokens_total{model_name="tiny"}'
-    everything = complete(client)
-    before = _metrics(server).get(name, 0)
-    sure = complete(client, extra_body={"confidence_threshold": 0.5})
-    assert sure.choices[0].text == everything.choices[0].text
-    assert 0 < sure.usage.draft_tokens < everything.usage.draft_tokens
-    assert _metrics(server)[name] > before
-
-
 def test_events_tell_of_their_rounds(client: Any) -> None:
     stream = {"include_usage": True, "include_rounds": True}
     options = {"n": 2, "temperature": 1, "seed": 3, "stop": "zz", "stream": True}
@@ -94,6 +84,16 @@ def test_events_tell_of_their_rounds(client: Any) -> None:
         assert bool(told["drafts"]) == bool(told["draft_tokens"])
     without = complete(client, **options)
     assert not any(hasattr(event.choices[0], "edgecc") for event in without)
+
+
+def test_a_confidence_threshold_changes_what_is_verified(client: Any, server: Server) -> None:
+    name = 'edgecc_spec_decode_num_withheld_tokens_total{model_name="tiny"}'
+    everything = complete(client)
+    before = _metrics(server).get(name, 0)
+    sure = complete(client, extra_body={"confidence_threshold": 0.5})
+    assert sure.choices[0].text == everything.choices[0].text
+    assert 0 < sure.usage.draft_tokens < everything.usage.draft_tokens
+    assert _metrics(server)[name] > before
 
 
 def test_speculation_is_chosen_by_request_and_changes_no_text(client: Any) -> None:

@@ -116,6 +116,15 @@ def prompt_lookup_options(function: F) -> F:
     return function
 
 
+offline_option = click.option(
+    "--offline",
+    "--local-files-only",
+    "offline",
+    is_flag=True,
+    help="Do not ask the model hub: take what its cache has. HF_HUB_OFFLINE=1 says the same.",
+)
+"""For commands that take ids of the hub."""
+
 components_option = click.option(
     "--components",
     default="text",

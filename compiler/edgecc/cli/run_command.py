@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecc.cli.grammar_options import grammar_argument, grammar_flags
 from edgecc.cli.options import (
     Command,
     common,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 @confidence_threshold_option
 @prompt_lookup_options
 @sampling_flags
+@grammar_flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
 @click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
@@ -90,7 +92,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
     """
     import edgecc
 
-    prompts = _prompts(flags)
+    prompts, grammar = _prompts(flags), grammar_argument(flags)
     generator = edgecc.load(
         local_path(bundle, "bundle"),
         device=flags["device"],
@@ -107,6 +109,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             "adaptive_speculation": flags["adaptive_speculation"],
             "prompt_lookup": _prompt_lookup(flags),
             "confidence_threshold": flags["confidence_threshold"],
+            "grammar": grammar,
             **sampling_arguments(generator, flags),
         }
         if len(prompts) == 1:
