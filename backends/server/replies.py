@@ -7,9 +7,11 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgecc.backends.runtime import Chunk, Generation, Stats, Tokenizer, TokenLogprobs
+from edgecc.backends.server.tool_calls import CallPart, MakeReader, Parts, ToolCallParser
 
 NO_PROBABILITY = -9999.0
 """How the API writes the log-probability of what had none: JSON has no infinity."""
@@ -63,9 +65,8 @@ class Reply(ABC):
         """What a chunk is in a stream: nothing while its text is held back."""
         if chunk.finish_reason is not None:
             self._stats[index] = chunk.stats
-        if not (chunk.text or chunk.logprobs or chunk.finish_reason is not None):
-            return []
-        return [self._event([self._piece(index, chunk)])]
+        piece = self._piece(index, chunk)
+        return [] if piece is None else [self._event([piece])]
 
     def last(self) -> list[dict[str, Any]]:
         """What a stream ends with: the counts, if they were asked for."""
@@ -76,8 +77,8 @@ class Reply(ABC):
         """A whole choice."""
 
     @abstractmethod
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """A piece of one."""
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        """A piece of one; None if it has nothing to tell."""
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         event = {**self._head, "object": self.event_kind, "choices": choices}
@@ -108,11 +109,33 @@ class Reply(ABC):
 
 
 class ChatReply(Reply):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    Args:
+        model_name: See `Reply`.
+        tokenizer: See `Reply`.
+        choices: See `Reply`.
+        with_usage: See `Reply`.
+        call_reader: Reads calls of tools in the answers; None leaves them as they are.
+    """
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: Tokenizer | None,
+        choices: int,
+        *,
+        with_usage: bool = False,
+        call_reader: MakeReader | None = None,
+    ) -> None:
+        super().__init__(model_name, tokenizer, choices, with_usage=with_usage)
+        self._parsers: list[ToolCallParser] = []
+        if call_reader is not None:
+            self._parsers = [ToolCallParser(call_reader) for _ in range(choices)]
 
     def first(self) -> list[dict[str, Any]]:
         """Who speaks, for each choice."""
@@ -123,19 +146,40 @@ class ChatReply(Reply):
         ]
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason = str(answer.finish_reason)
+        if self._parsers:
+            parser = self._parsers[index]
+            told = [parser.push(answer.text), parser.finish()]
+            message["content"] = "".join(parts.content for parts in told)
+            if parser.calls:
+                message["content"] = message["content"] or None
+                message["tool_calls"] = _joined([call for parts in told for call in parts.calls])
+                reason = _with_calls(reason)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": str(answer.finish_reason),
+            "finish_reason": reason,
         }
 
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        reason, delta = _reason(chunk), _delta(Parts(chunk.text))
+        if self._parsers:
+            parser = self._parsers[index]
+            parts = parser.push(chunk.text)
+            if reason is not None:
+                last = parser.finish()
+                parts = Parts(parts.content + last.content, parts.calls + last.calls)
+                reason = _with_calls(reason) if parser.calls else reason
+            delta = _delta(parts)
+        if not (delta or chunk.logprobs or reason is not None):
+            return None
         return {
             "index": index,
-            "delta": {"content": chunk.text} if chunk.text else {},
+            "delta": delta,
             "logprobs": self._logprobs(chunk.logprobs),
-            "finish_reason": _reason(chunk),
+            "finish_reason": reason,
         }
 
     def _logprobs(self, items: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
@@ -182,7 +226,9 @@ class CompletionReply(Reply):
             "finish_reason": str(answer.finish_reason),
         }
 
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        if not (chunk.text or chunk.logprobs or chunk.finish_reason is not None):
+            return None
         return {
             "index": index,
             "text": chunk.text,
@@ -207,6 +253,39 @@ class CompletionReply(Reply):
             "top_logprobs": top,
             "text_offset": offsets,
         }
+
+
+def _with_calls(reason: str) -> str:
+    """Why an answer with calls of tools ended."""
+    return "tool_calls" if reason == "stop" else reason
+
+
+def _delta(parts: Parts) -> dict[str, Any]:
+    """What is new of an answer; parts of one call are put together."""
+    delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
+    if parts.calls:
+        delta["tool_calls"] = [{"index": c.index, **_call(c)} for c in _merged(parts.calls)]
+    return delta
+
+
+def _joined(calls: Sequence[CallPart]) -> list[dict[str, Any]]:
+    """Whole calls from all their parts."""
+    return [_call(call) for call in _merged(calls)]
+
+
+def _merged(calls: Sequence[CallPart]) -> list[CallPart]:
+    found: dict[int, CallPart] = {}
+    for call in calls:
+        first = found.setdefault(call.index, replace(call, arguments=""))
+        first.arguments += call.arguments
+    return list(found.values())
+
+
+def _call(call: CallPart) -> dict[str, Any]:
+    if call.id is None:
+        return {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _reason(chunk: Chunk) -> str | None:

@@ -90,7 +90,11 @@ class Service:
         """Answer a chat."""
         requests, headers = await self._read(body, self._reader.chat)
         reply = ChatReply(
-            self.options.model_name, self._tokenizer, len(requests), with_usage=body.wants_usage
+            self.options.model_name,
+            self._tokenizer,
+            len(requests),
+            with_usage=body.wants_usage,
+            call_reader=self._reader.call_reader(body),
         )
         return await self._answer(body, http, requests, reply, headers)
 
