@@ -28,6 +28,7 @@ from edgecc.backends.runtime.prompt import Images, PromptReader
 from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
+    check_confidence_threshold,
     check_lookup,
     check_max_new_tokens,
     check_num_speculative_tokens,
@@ -42,7 +43,9 @@ from edgecc.backends.runtime.sampling import (
 from edgecc.backends.runtime.scheduler import Scheduler, slots_of
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import (
+    CAUSES,
     LOOKUP_CAUSES,
+    OTHER_CAUSES,
     AcceptanceMonitor,
     SpeculationWarning,
 )
@@ -85,7 +88,8 @@ class Generator:
         if model.images is not None:
             self._entries[Entry.VISION] = engine.entry(Entry.VISION)
         self._session = self._new_session(greedy_rounds(engine))
-        self._monitor = AcceptanceMonitor()
+        method = model.draft.method if model.draft is not None else ""
+        self._monitor = AcceptanceMonitor(CAUSES.get(method, OTHER_CAUSES))
         self._lookup_monitor = AcceptanceMonitor(LOOKUP_CAUSES)
         self._busy = threading.Lock()
         self._in_round = threading.Lock()
@@ -139,6 +143,7 @@ class Generator:
         on_text: Callable[[str], None] | None = None,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
         grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
@@ -167,6 +172,8 @@ class Generator:
             adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
             prompt_lookup: Propose what followed the same tokens before, instead of asking the
                 draft; of a bundle compiled for that, other numbers of tokens.
+            confidence_threshold: Verify no proposal that the draft's confidence head gives a lower
+                probability, from 0 to 1, nor those after it.
             grammar: What the text must follow; needs llguidance, the extra `grammar`. The text may
                 end before it is complete only at max_new_tokens or at one of `stop`.
             sampling: How tokens are chosen.
@@ -193,6 +200,7 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            confidence_threshold=confidence_threshold,
             grammar=grammar,
             sampling=sampling,
             **options,
@@ -262,6 +270,7 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
         grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
@@ -294,6 +303,7 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            confidence_threshold=confidence_threshold,
             grammar=grammar,
             sampling=sampling,
             **options,
@@ -314,6 +324,7 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
         grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
@@ -328,6 +339,7 @@ class Generator:
         """
         self._check_open()
         read = self._reader.read(prompt, token_ids, messages, images)
+        lookup = check_lookup(prompt_lookup, self._model)
         return Request(
             token_ids=read.token_ids,
             images=read.images,
@@ -344,7 +356,10 @@ class Generator:
                 vocab_size=self._model.vocab_size,
             ),
             adaptive_speculation=adaptive_speculation,
-            lookup=check_lookup(prompt_lookup, self._model),
+            lookup=lookup,
+            confidence_threshold=check_confidence_threshold(
+                confidence_threshold, self._model, lookup
+            ),
             grammar=self._compiled(grammar),
         )
 
@@ -401,7 +416,14 @@ class Generator:
             return LookupDecoder(session, self._model, lookup, wanted, adaptive=adaptive)
         if draft is None or not wanted:
             return PlainDecoder(session, self._model)
-        return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
+        return SpeculativeDecoder(
+            session,
+            self._model,
+            draft,
+            wanted,
+            adaptive=adaptive,
+            confidence_threshold=request.confidence_threshold,
+        )
 
     def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
         return self._decoder(session, request).steps(

@@ -21,9 +21,12 @@ class Proposer(ABC):
 
     Class attributes:
         role: The input that takes the tokens.
+        fewest_rows: Features of a call whose outputs have the bits that they have with any larger
+            number: see `docs/adr/0004-same-bits.md`.
     """
 
     role: ClassVar[Role]
+    fewest_rows: ClassVar[int]
 
     @abstractmethod
     def tokens(self, following: Sequence[int]) -> IntArray:
@@ -33,25 +36,43 @@ class Proposer(ABC):
             following: For each row of features the committed token after it.
         """
 
+    @abstractmethod
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """What that input gets in front where earlier features are given once more.
+
+        Args:
+            following: For each of them the token after it.
+        """
+
 
 class BlockProposer(Proposer):
     """Drafts that fill a block after the newest committed token: DSpark, DFlash."""
 
     role = Role.ANCHOR
+    fewest_rows = 1  # rows of the block come on top
 
     def tokens(self, following: Sequence[int]) -> IntArray:
         """The last token, i64 `[1]`."""
         return np.array(following[-1:], dtype=np.int64)
+
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """Nothing: there is one newest token."""
+        return {}
 
 
 class ChainProposer(Proposer):
     """Drafts that pair the state at a position with the token after it: EAGLE3, MTP."""
 
     role = Role.NEXT_TOKEN_IDS
+    fewest_rows = 2
 
     def tokens(self, following: Sequence[int]) -> IntArray:
         """All of them, i64 `[1, c]`."""
         return np.array([following], dtype=np.int64)
+
+    def earlier(self, following: Sequence[int]) -> Mapping[Role, IntArray]:
+        """All of them, i64 `[1, k]`."""
+        return {self.role: self.tokens(following)}
 
 
 PROPOSERS: Mapping[str, Proposer] = {

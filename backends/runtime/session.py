@@ -30,6 +30,7 @@ import numpy as np
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
 from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
 from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposals import Proposals
 from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
@@ -74,6 +75,7 @@ class Session:
         if vision is not None:
             self._entries[Entry.VISION] = vision
         self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
+        self._shares_calls = draft is not None and draft.batch_size > 1
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
@@ -95,6 +97,7 @@ class Session:
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._earlier: Array | None = None
         self._prompt: ImagePrompt | None = None
         self._images = self._no_images
 
@@ -202,17 +205,20 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self) -> Steps[list[int]]:
+    def propose(self, *, confidence: bool = False) -> Steps[Proposals]:
         """Let the draft take the pending features and propose what follows the anchor.
+
+        Args:
+            confidence: Also ask how sure it is of them; it has a head for that.
 
         Returns:
             All proposals of the block, in order: one draft call, read back once.
         """
         if self._start != len(self._tokens) - 1 or not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        results = yield from self._run_draft((Role.PROPOSALS,))
-        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
-        return proposals
+        wanted = (Role.PROPOSALS, Role.CONFIDENCE) if confidence else (Role.PROPOSALS,)
+        results = yield from self._run_draft(wanted)
+        return Proposals(*(results[role][0].tolist() for role in wanted))
 
     def verify(self, proposals: Sequence[int], *, features: bool) -> Steps[FloatArray]:
         """Run the target over the anchor and the proposals (none: a plain step).
@@ -234,7 +240,7 @@ class Session:
         self._open = tuple(proposals)
         return logits
 
-    def round(self, most: int, *, features: bool) -> tuple[list[int], list[int]]:
+    def round(self, most: int, *, features: bool) -> tuple[Proposals, list[int]]:
         """Draft, verify and choose on the device, with one read-back.
 
         Args:
@@ -255,13 +261,13 @@ class Session:
         made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
         self._replay, self._logged = 0, features
-        proposals = made.proposals[:most].tolist()
+        proposals = Proposals(made.proposals[:most].tolist(), made.confidence[:most].tolist())
         if features:
             self._draft_length = self._start
             self._tap = self._rounds.features
         self._pending, self._collects = 0, features
-        self._open = tuple(proposals)
-        return proposals, made.chosen[: len(proposals) + 1].tolist()
+        self._open = tuple(proposals.tokens)
+        return proposals, made.chosen[: len(self._open) + 1].tolist()
 
     def commit(self, accepted: int, token: int) -> None:
         """Close a verification: keep the anchor, `accepted` proposals and the round's own token.
@@ -343,17 +349,39 @@ class Session:
         end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
+        features = self._tap(self._pending)
         inputs: dict[Role, Array] = {
-            Role.FEATURES: self._tap(self._pending),
+            Role.FEATURES: features,
             self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
-        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
+        earlier = self._earlier_rows() if self._shares_calls else {}
+        reply = yield Call(Entry.DRAFT, inputs, outputs, not outputs, earlier)
+        if self._shares_calls:
+            self._remember(features)
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
         return reply.results
 
+    def _earlier_rows(self) -> dict[Role, Array]:
+        """What the draft was given for the last positions before the pending ones."""
+        if self._earlier is None or self._pending < self._proposer.fewest_rows:
+            return {}
+        rows, length = self._earlier.shape[1], self._draft_length
+        tokens = self._proposer.earlier(self._tokens[length - rows + 1 : length + 1])
+        return {Role.FEATURES: self._earlier, **tokens}
+
+    def _remember(self, features: Array) -> None:
+        """Keep features that the draft was given: the last ones of the sequence."""
+        newest = features[:, -EARLIER_ROWS:]
+        known = newest[:, :0] if self._earlier is None else self._earlier
+        self._earlier = np.concatenate([known, newest], axis=1)[:, -EARLIER_ROWS:]
+
+
+EARLIER_ROWS = 16
+"""Features that are kept to pad a draft's calls in a batch: rounds differ by fewer rows, unless
+more than 16 tokens are proposed."""
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {
     (False, False): (),

@@ -29,6 +29,7 @@ class StreamOptions(_Body):
     """How a stream is sent."""
 
     include_usage: bool | None = None
+    include_rounds: bool | None = None
 
 
 class JsonSchemaFormat(_Body):
@@ -114,6 +115,7 @@ class GenerationBody(_Body):
     ignore_eos: bool | None = None
     num_speculative_tokens: int | None = None
     disable_spec_decode: bool | None = None
+    confidence_threshold: float | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -122,6 +124,11 @@ class GenerationBody(_Body):
     def wants_usage(self) -> bool:
         """Whether a stream ends with the counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_rounds(self) -> bool:
+        """Whether the events of a stream tell of the rounds they come from."""
+        return bool(self.stream_options and self.stream_options.include_rounds)
 
 
 class CompletionBody(GenerationBody):

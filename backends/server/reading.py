@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgecc.backends.server.protocol import (
     TokenizeBody,
     Tool,
 )
-from edgecc.backends.server.tool_calls import MakeReader
+from edgecc.backends.server.tool_calls import ToolCallParser
 from edgecc.backends.server.tools import (
     form_of,
     tool_grammar,
@@ -144,14 +144,18 @@ class RequestReader:
             grammar = tool_grammar(body, tools, form_of(self._chat), grammar)
         return self._requests(body, [self._rendered(body, tools)], most, logprobs, grammar)
 
-    def call_reader(self, body: ChatBody) -> MakeReader | None:
-        """What reads calls of tools in the answers; None if there are none to call.
+    def parser(self, body: ChatBody) -> Callable[[], ToolCallParser] | None:
+        """Makes what finds calls of tools in an answer; None if there are none to call.
 
         Raises:
             RequestError: As `chat`.
         """
         tools = wanted_tools(body)
-        return form_of(self._chat).reader(tools) if tools else None
+        if not tools:
+            return None
+        reader = form_of(self._chat).reader(tools)
+        most = 1 if body.parallel_tool_calls is False else None
+        return lambda: ToolCallParser(reader, most)
 
     def tokens(self, body: TokenizeBody) -> list[int]:
         """The token ids of `/tokenize`, images left out.
@@ -207,6 +211,9 @@ class RequestReader:
             "num_speculative_tokens": body.num_speculative_tokens
             if body.num_speculative_tokens is not None
             else options.num_speculative_tokens,
+            "confidence_threshold": body.confidence_threshold
+            if body.confidence_threshold is not None
+            else options.confidence_threshold,
             "speculation": options.speculation and not body.disable_spec_decode,
             "stop": body.stop if body.stop is not None else (),
             "ignore_eos": bool(body.ignore_eos),

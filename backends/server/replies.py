@@ -6,12 +6,13 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edgecc.backends.runtime import Chunk, Generation, Stats, Tokenizer, TokenLogprobs
-from edgecc.backends.server.tool_calls import CallPart, MakeReader, Parts, ToolCallParser
+from edgecc.backends.server.tool_calls import CallPart, Parts, ToolCallParser
 
 NO_PROBABILITY = -9999.0
 """How the API writes the log-probability of what had none: JSON has no infinity."""
@@ -26,6 +27,7 @@ class Reply(ABC):
         choices: How many there are.
         prompts: How many prompts they answer, as many choices for each.
         with_usage: Whether a stream ends with counts.
+        with_rounds: Whether its events tell what the rounds gave that they come from.
     """
 
     prefix: str
@@ -40,6 +42,7 @@ class Reply(ABC):
         *,
         prompts: int = 1,
         with_usage: bool = False,
+        with_rounds: bool = False,
     ) -> None:
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(16)}",
@@ -49,6 +52,8 @@ class Reply(ABC):
         self._tokenizer = tokenizer
         self._per_prompt = choices // prompts
         self._with_usage = with_usage
+        self._with_rounds = with_rounds
+        self._untold: dict[int, Counter[str]] = {}
         self._stats: dict[int, Stats] = {}
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -65,8 +70,14 @@ class Reply(ABC):
         """What a chunk is in a stream: nothing while its text is held back."""
         if chunk.finish_reason is not None:
             self._stats[index] = chunk.stats
+        told = self._untold.setdefault(index, Counter())
+        told.update(_round_of(chunk))
         piece = self._piece(index, chunk)
-        return [] if piece is None else [self._event([piece])]
+        if piece is None:
+            return []
+        if self._with_rounds:
+            piece["edgecc"] = dict(self._untold.pop(index))
+        return [self._event([piece])]
 
     def last(self) -> list[dict[str, Any]]:
         """What a stream ends with: the counts, if they were asked for."""
@@ -116,7 +127,8 @@ class ChatReply(Reply):
         tokenizer: See `Reply`.
         choices: See `Reply`.
         with_usage: See `Reply`.
-        call_reader: Reads calls of tools in the answers; None leaves them as they are.
+        with_rounds: See `Reply`.
+        make_parser: Makes what finds calls of tools in an answer; None leaves it as it is.
     """
 
     prefix = "chatcmpl"
@@ -130,12 +142,13 @@ class ChatReply(Reply):
         choices: int,
         *,
         with_usage: bool = False,
-        call_reader: MakeReader | None = None,
+        with_rounds: bool = False,
+        make_parser: Callable[[], ToolCallParser] | None = None,
     ) -> None:
-        super().__init__(model_name, tokenizer, choices, with_usage=with_usage)
-        self._parsers: list[ToolCallParser] = []
-        if call_reader is not None:
-            self._parsers = [ToolCallParser(call_reader) for _ in range(choices)]
+        super().__init__(
+            model_name, tokenizer, choices, with_usage=with_usage, with_rounds=with_rounds
+        )
+        self._parsers = [] if make_parser is None else [make_parser() for _ in range(choices)]
 
     def first(self) -> list[dict[str, Any]]:
         """Who speaks, for each choice."""
@@ -214,8 +227,16 @@ class CompletionReply(Reply):
         *,
         prompts: int = 1,
         with_usage: bool = False,
+        with_rounds: bool = False,
     ) -> None:
-        super().__init__(model_name, tokenizer, choices, prompts=prompts, with_usage=with_usage)
+        super().__init__(
+            model_name,
+            tokenizer,
+            choices,
+            prompts=prompts,
+            with_usage=with_usage,
+            with_rounds=with_rounds,
+        )
         self._offsets = [0] * choices
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
@@ -290,6 +311,16 @@ def _call(call: CallPart) -> dict[str, Any]:
 
 def _reason(chunk: Chunk) -> str | None:
     return None if chunk.finish_reason is None else str(chunk.finish_reason)
+
+
+def _round_of(chunk: Chunk) -> dict[str, int]:
+    """What a round gave, under the names of `usage`; `drafts` counts rounds with proposals."""
+    return {
+        "completion_tokens": len(chunk.token_ids),
+        "drafts": int(chunk.proposed > 0),
+        "draft_tokens": chunk.proposed,
+        "accepted_tokens": chunk.accepted,
+    }
 
 
 def _finite(logprob: float) -> float:

@@ -94,7 +94,8 @@ class Service:
             self._tokenizer,
             len(requests),
             with_usage=body.wants_usage,
-            call_reader=self._reader.call_reader(body),
+            make_parser=self._reader.parser(body),
+            with_rounds=body.wants_rounds,
         )
         return await self._answer(body, http, requests, reply, headers)
 
@@ -107,6 +108,7 @@ class Service:
             len(requests),
             prompts=len(requests) // (body.n or 1),
             with_usage=body.wants_usage,
+            with_rounds=body.wants_rounds,
         )
         return await self._answer(body, http, requests, reply, headers)
 

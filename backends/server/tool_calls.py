@@ -191,10 +191,12 @@ class ToolCallParser:
 
     Args:
         make_reader: Makes a reader for each call.
+        most: Calls after so many are left out; None keeps all.
     """
 
-    def __init__(self, make_reader: MakeReader) -> None:
+    def __init__(self, make_reader: MakeReader, most: int | None = None) -> None:
         self._make_reader = make_reader
+        self._most = most
         self._held = ""
         self._reader: CallReader | None = None
         self.calls = 0
@@ -248,6 +250,8 @@ class ToolCallParser:
         if reader.name is None:
             return
         if not reader.announced:
+            if self.calls == self._most:
+                return
             reader.announced = True
             identifier = f"call_{secrets.token_hex(12)}"
             parts.calls.append(CallPart(self.calls, arguments, identifier, reader.name))

@@ -13,6 +13,7 @@ import pytest
 import edgecc as package
 from helpers.checkpoints import write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
+from helpers.dspark_heads import write_heads
 
 PROMPT = "def f(x):"
 
@@ -389,6 +390,27 @@ class TestSampling:
         found = answer(edgecc, bundle, *flags, "--adaptive-speculation")
         assert found["token_ids"] == answer(edgecc, bundle, *flags)["token_ids"]
         assert found["proposed"][:4] == [4, 4, 2, 1][: len(found["proposed"])]
+
+
+def test_a_confidence_threshold(edgecc: Command, tmp_path: Path) -> None:
+    """Random heads: half of all slots are below one half."""
+    target, draft = write_heads(tmp_path, kind="vanilla", reduced=False)
+    out = tmp_path / "b"
+    report = edgecc("compile", target, "--draft", draft, "-o", out, "--max-model-len", 64, "-q")
+    assert report.code == 0
+    flags = ("--token-ids", "7,3,11,2", "--max-new-tokens", 40, "--ignore-eos")
+    everything = answer(edgecc, out, *flags)
+    assert everything["stats"]["withheld_tokens"] == 0
+    found = answer(edgecc, out, *flags, "--confidence-threshold", 0.5)
+    assert found["token_ids"] == everything["token_ids"]
+    stats = found["stats"]
+    assert stats["withheld_tokens"] > 0
+    assert 0 < stats["proposed_tokens"] < everything["stats"]["proposed_tokens"]
+    told = edgecc("run", out, *flags, "--stats", "--confidence-threshold", 0.5).err
+    assert f"withheld    {stats['withheld_tokens']} proposals of low confidence" in told
+    for value in ("1.5", "nan"):
+        refused = edgecc("run", out, *flags, "--confidence-threshold", value)
+        assert (refused.code, refused.id) == (2, "request/bad-confidence-threshold")
 
 
 def answer_of(

@@ -158,3 +158,10 @@ def test_a_cut_answer_keeps_what_was_told() -> None:
     (call,) = parts.calls
     assert (call.name, call.arguments) == ("f", '{"a": "b')
     assert parser.finish().calls == []
+
+
+def test_calls_after_the_first_are_left_out() -> None:
+    parser = tool_calls.ToolCallParser(tool_calls.JsonReader, 1)
+    told = [parser.push(ONE + "\n" + ONE), parser.finish()]
+    assert parser.calls == len([call for parts in told for call in parts.calls]) == 1
+    assert "".join(parts.content for parts in told) == ""

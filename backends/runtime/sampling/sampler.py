@@ -66,7 +66,7 @@ class Sampler:
         """Whether nothing can be added to the text that is chosen so far."""
         return self._constraint is not None and self._constraint.finished
 
-    def possible(self, proposals: list[int]) -> list[int]:
+    def possible(self, proposals: tuple[int, ...]) -> tuple[int, ...]:
         """The proposals before the first that will not be chosen, whatever the logits are.
 
         Args:
