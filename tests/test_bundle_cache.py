@@ -87,6 +87,19 @@ def test_what_decides(target: Path) -> None:
     assert len(others) == 6
 
 
+def test_a_byte_in_the_middle_of_a_large_file(target: Path) -> None:
+    """Size and time are those of before: what tells is that somebody wrote."""
+    large = target / "model-large.safetensors"
+    large.write_bytes(bytes(3 << 20))
+    key, before = bundle_key(target, None, OPTIONS), large.stat()
+    with large.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\x01")
+    os.utime(large, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert large.stat().st_mtime_ns == before.st_mtime_ns
+    assert bundle_key(target, None, OPTIONS) != key
+
+
 def test_a_checkpoint_that_changes_meanwhile(tmp_path: Path, target: Path) -> None:
     build = Builds(target)
 

@@ -18,6 +18,7 @@ from edgecc.backends.bundle import Bundle
 from edgecc.backends.cache import BundleStore, code_digest
 from edgecc.backends.storage import storage_errors
 from edgecc.errors import BundleError, InputError, ResourceError, UsageError
+from edgecc.hub_layout import checkpoint_name, origin_of
 from edgecc.paths import refuse_inside
 
 Build = Callable[[Path], object]
@@ -36,7 +37,7 @@ _PACKAGES = (
 )
 _ATTEMPTS = 8
 _READ_WHOLE = 2**20
-"""Files up to this size count with their content, larger ones with place, size and time."""
+"""Files up to this size count with their content, larger ones with place, size and times."""
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def cached_bundle(
             refuse_inside(root, checkpoint, "--cache-dir")
     digest = bundle_key(target, draft, options)
     store = BundleStore(root)
-    path = store.path(Path(os.path.realpath(target)).name, digest)
+    path = store.path(checkpoint_name(target), digest)
     for _ in range(_ATTEMPTS):
         with store.held(path) as there:
             if there and _is_whole(path):
@@ -105,14 +106,15 @@ def cached_bundle(
 def bundle_key(target: Path, draft: Path | None, options: Mapping[str, Any]) -> str:
     """16 hex digits that follow from all that decides what a compile gives.
 
-    These are the files of the checkpoints, the options, our own code, and the versions of the
-    packages that compute or build something.
+    These are the files of the checkpoints, their commits on the hub, the options, our own code, and
+    the versions of the packages that compute or build something.
 
     Raises:
         UsageError: The target or the draft is no folder.
         ResourceError: It cannot be read.
     """
     parts = {
+        "origins": [None if p is None else str(origin_of(p)) for p in (target, draft)],
         "target": _files(target, "target"),
         "draft": None if draft is None else _files(draft, "draft"),
         "options": dict(options),
@@ -138,7 +140,9 @@ def _files(folder: Path, what: str) -> list[list[str]]:
             content = ""
             if facts.st_size <= _READ_WHOLE:
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
-            state = content or f"{facts.st_size} {facts.st_mtime_ns}"
+            # The time of the last change of the inode cannot be set: it tells a file that was
+            # written again and given its old time.
+            state = content or f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
             found.append([path.relative_to(folder).as_posix(), os.path.realpath(path), state])
     return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +39,30 @@ from helpers.broken_pairs import (
 )
 from helpers.checkpoints import DROP, write_draft, write_target
 from helpers.command_line import SMALL, TAPS
+from helpers.quantized_layouts import GPTQ
+from helpers.vision import write_vision_target
+
+
+def _vision(
+    id: str,
+    code: int,
+    about: str,
+    says: str,
+    *,
+    processor: Mapping[str, object] | None = None,
+    file: str | None = "preprocessor_config.json",
+    **vision: object,
+) -> Case:
+    """A target whose tower, or the processor of its images, is wrong in one place."""
+
+    def write(path: Path) -> None:
+        write_vision_target(path, vision=vision, processor=processor)
+        if file is None:
+            (path / "preprocessor_config.json").unlink()
+
+    apply = replaced(write, "target")
+    return Case(id, code, about, apply, says, alone=True, components="all")
+
 
 FILES = [
     Case("checkpoint/not-found", BAD, "no folder", lambda t, d: shutil.rmtree(t)),
@@ -351,18 +377,74 @@ QUANTIZATION = [
     Case(
         "quant/unsupported-method",
         UNSUPPORTED,
-        "GPTQ by the config",
-        config("target", quantization_config={"quant_method": "gptq", "bits": 4}),
-        "gptq",
+        "HQQ by the config",
+        config("target", quantization_config={"quant_method": "hqq", "bits": 4}),
+        "hqq",
     ),
     Case(
         "quant/unsupported-method",
         UNSUPPORTED,
+        "GPTQ with 3 bits",
+        config("target", quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 32}),
+        "GPTQ with 3 bits",
+    ),
+    Case(
+        "quant/unsupported-method",
+        UNSUPPORTED,
+        "an order of AWQ that is not read",
+        config("target", quantization_config={"quant_method": "awq", "version": "gemv"}),
+        "'gemv'",
+    ),
+    Case(
+        "quant/unsupported-method",
+        UNSUPPORTED,
+        "bitsandbytes by the tensors",
+        all_of(
+            plain_target(), stored("target", {f"{Q}.weight.absmax": np.zeros((32, 16), np.uint8)})
+        ),
+        "bitsandbytes",
+    ),
+    Case(
+        "quant/no-metadata",
+        BAD,
         "compressed-tensors by the tensors",
         all_of(
             plain_target(), stored("target", {f"{Q}.weight_packed": np.zeros((32, 16), np.uint8)})
         ),
         "compressed-tensors",
+    ),
+    Case(
+        "quant/not-compressed",
+        BAD,
+        "a model that was saved while it was calibrated",
+        config(
+            "target",
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "quantization_status": "calibration",
+            },
+        ),
+        "calibration",
+    ),
+    Case(
+        "quant/bad-groups",
+        BAD,
+        "a column of a group that is not there",
+        all_of(
+            plain_target(),
+            config("target", quantization_config=GPTQ),
+            stored(
+                "target",
+                {
+                    f"{Q}.weight": DROP,
+                    f"{Q}.qweight": np.zeros((4, 32), np.int32),
+                    f"{Q}.qzeros": np.zeros((1, 4), np.int32),
+                    f"{Q}.scales": np.ones((1, 32), np.float16),
+                    f"{Q}.g_idx": np.ones(32, np.int32),
+                },
+            ),
+        ),
+        "column 0 is of group 1",
     ),
     Case(
         "quant/metadata-disagrees",
@@ -619,10 +701,17 @@ DRAFTS = [
     Case("draft/markov-rank", BAD, "another rank", config("draft", markov_rank=16), "16"),
     Case(
         "draft/markov-type",
-        UNSUPPORTED,
-        "a Markov head with a state",
+        BAD,
+        "a Markov head without the tensors of its type",
         config("draft", markov_head_type="rnn"),
-        "rnn",
+        "joint_proj",
+    ),
+    Case(
+        "draft/markov-type",
+        UNSUPPORTED,
+        "an unknown Markov head",
+        config("draft", markov_head_type="lstm"),
+        "lstm",
     ),
     Case(
         "draft/confidence-flag",
@@ -710,6 +799,43 @@ VOCABULARIES = [
     ),
 ]
 
+VISION = [
+    _vision("vision/activation", UNSUPPORTED, "relu in the tower", "relu", hidden_act="relu"),
+    _vision("vision/deepstack", UNSUPPORTED, "inner layers", "[1]", deepstack_visual_indexes=[1]),
+    _vision("vision/no-processor", BAD, "no processor", "preprocessor_config.json", file=None),
+    _vision(
+        "vision/processor",
+        UNSUPPORTED,
+        "images are not resized",
+        "do_resize",
+        processor={"do_resize": False},
+    ),
+    _vision("vision/resample", UNSUPPORTED, "linear", "2", processor={"resample": 2}),
+    _vision(
+        "vision/too-small",
+        BAD,
+        "images larger than a prompt",
+        "image",
+        processor={"size": {"shortest_edge": 2**30, "longest_edge": 2**30}},
+    ),
+    _vision("config/bad-value", BAD, "another width", "out_hidden_size", out_hidden_size=24),
+    _vision(
+        "config/bad-value",
+        BAD,
+        "a grid that is none",
+        "num_position_embeddings",
+        num_position_embeddings=24,
+    ),
+    Case(
+        "vision/no-tower",
+        BAD,
+        "a tower that is not there",
+        lambda t, d: None,
+        alone=True,
+        components="target,vision",
+    ),
+]
+
 CASES: tuple[Case, ...] = (
     *FILES,
     *CONFIGS,
@@ -718,4 +844,5 @@ CASES: tuple[Case, ...] = (
     *HEADS,
     *DRAFTS,
     *VOCABULARIES,
+    *VISION,
 )

@@ -33,6 +33,7 @@ class Case:
         apply: Breaks the folders of target and draft.
         says: A text that the finding holds: file, tensor or key, value found or expected.
         alone: Check the target without the draft.
+        components: Parts of the target that are looked at.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Case:
     apply: Break
     says: str = ""
     alone: bool = False
+    components: str = "text"
 
 
 def write_pair(folder: Path) -> tuple[Path, Path]:

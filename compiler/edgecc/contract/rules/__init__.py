@@ -16,6 +16,7 @@ from edgecc.contract.rules import (
 
 RULES: tuple[type[Rule], ...] = (
     files.CheckpointFolder,
+    files.ModelHub,
     files.FileFormat,
     files.Links,
     files.Headers,
