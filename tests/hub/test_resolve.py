@@ -291,6 +291,34 @@ def test_fetched_weights_are_read_where_they_are(hub: Hub, cache: Path) -> None:
     assert hub.sent(".safetensors") == 0
 
 
+def test_a_token_stays_on_the_hub(
+    hub: Hub, cache: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights lie with somebody else: requests there carry no token."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    _large(hub, pair, cache.parent)
+    with metadata_place("org/large", "target") as place:
+        assert place.remote
+    checkpoint_folder("org/large", "target")
+    assert any(path.startswith("/api/models/org/large") for path in hub.trusted)
+    assert any(path.startswith("/cdn/") for _, path, _ in hub.log)
+    assert not any(path.startswith("/cdn/") for path in hub.trusted)
+
+
+def test_files_that_are_no_part_are_told_and_not_opened(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    folder = _copy(hub, tmp_path)
+    for number in range(20):
+        (folder / f"other-{number}.safetensors").write_bytes(b"no header")
+    hub.add("org/more", folder)
+    with metadata_place("org/more", "target") as place:
+        assert list(place.remote) == ["model.safetensors"]
+        with Checkpoint.open(place, role="target") as checkpoint:
+            assert "other-7.safetensors" in checkpoint.folder_names()
+    assert hub.sent("other-7.safetensors") == 0
+
+
 # --- tools ----------------------------------------------------------------------------------------
 
 
