@@ -109,10 +109,12 @@ class GreedyRound:
         proposals: i64 `[N]`; empty if the draft took no part.
         chosen: i64, at least `[N + 1]`: row i is the target's token after the anchor and the first
             i proposals.
+        confidence: f32 `[N]`, as of `Role.CONFIDENCE`; empty if the draft does not say.
     """
 
     proposals: IntArray
     chosen: IntArray
+    confidence: FloatArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
 
 class GreedyRounds(Protocol):

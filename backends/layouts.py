@@ -17,7 +17,7 @@ from edgecc import fp8, integers, nvfp4
 from edgecc.backends.base import Array
 
 Parts: TypeAlias = Mapping[str, Array]
-"""Component arrays by name: `weight`, `weight_scale`, `weight_scale_2`."""
+"""Component arrays by name: `weight`, `weight_scale`, and what else an encoding has."""
 
 BLOCK_BYTES = 4 << 20
 """Float32 bytes of one block of rows."""
@@ -52,16 +52,38 @@ def check_nvfp4(parts: Parts) -> tuple[int, int]:
     """
     packed, scale = parts["weight"], parts["weight_scale"]
     rows, half = packed.shape
-    if scale.shape != (rows, half // 8) or half % 8 or parts["weight_scale_2"].shape:
+    if scale.shape != (rows, half // 8) or half % 8 or global_scale(parts)[0].shape:
         raise ValueError(f"codes {packed.shape}, scales {scale.shape}")
     return rows, 2 * half
 
 
+def global_scale(parts: Parts) -> tuple[Array, bool]:
+    """The scale of a whole NVFP4 weight, and whether it is a divisor.
+
+    Raises:
+        ValueError: There is none, or there are both.
+    """
+    found = [n for n in ("weight_scale_2", "weight_global_scale") if n in parts]
+    if len(found) != 1:
+        raise ValueError(f"one global scale is needed, found {', '.join(found) or 'none'}")
+    return parts[found[0]], found[0] == "weight_global_scale"
+
+
 def _nvfp4(parts: Parts, block: Sequence[int]) -> Values:
-    packed, scale, scale_2 = (parts[n] for n in ("weight", "weight_scale", "weight_scale_2"))
+    packed, scale = parts["weight"], parts["weight_scale"]
+    of_all, divisor = global_scale(parts)
     return Values(
-        check_nvfp4(parts), lambda rows: nvfp4.dequantize(packed[rows], scale[rows], scale_2)
+        check_nvfp4(parts),
+        lambda rows: nvfp4.dequantize(packed[rows], scale[rows], of_all, divisor=divisor),
     )
+
+
+def _mxfp4(parts: Parts, block: Sequence[int]) -> Values:
+    packed, scale = parts["weight"], parts["weight_scale"]
+    rows, columns = packed.shape[0], 2 * packed.shape[1]
+    if scale.shape[0] != rows or columns % max(1, scale.shape[1]):
+        raise ValueError(f"codes {packed.shape}, scales {scale.shape}")
+    return Values((rows, columns), lambda rows: nvfp4.dequantize_mx(packed[rows], scale[rows]))
 
 
 def _fp8(parts: Parts, block: Sequence[int]) -> Values:
@@ -97,15 +119,27 @@ def _int8(parts: Parts, block: Sequence[int]) -> Values:
 
 def _int4(parts: Parts, block: Sequence[int]) -> Values:
     packed, scale = parts["weight"], parts["weight_scale"]
+    zeros, index = parts.get("weight_zero_point"), parts.get("group_index")
     rows, columns = 2 * packed.shape[0], packed.shape[1]
     if scale.shape[0] != rows or columns % max(1, scale.shape[1]):
         raise ValueError(f"packed {packed.shape}, scales {scale.shape}")
+    if zeros is not None and zeros.shape != scale.shape:
+        raise ValueError(f"scales {scale.shape}, zero points {zeros.shape}")
+    if index is not None:
+        _check_groups(index, columns, scale.shape[1])
 
     def values(rows: slice) -> Array:
         half = slice(rows.start // 2, rows.stop // 2)
-        return integers.dequantize_int4(packed[half], scale[rows])
+        shifts = None if zeros is None else zeros[rows]
+        return integers.dequantize_int4(packed[half], scale[rows], shifts, index)
 
     return Values((rows, columns), values, 2)
+
+
+def _check_groups(index: Array, columns: int, groups: int) -> None:
+    """Every column has a group that is there."""
+    if index.shape != (columns,) or (columns and not 0 <= index.min() <= index.max() < groups):
+        raise ValueError(f"groups of {columns} columns: {index.shape}, not all within {groups}")
 
 
 def _dense(parts: Parts, block: Sequence[int]) -> Values:
@@ -119,6 +153,7 @@ LAYOUTS: Mapping[str, Callable[[Parts, Sequence[int]], Values]] = {
     "fp8-block": _fp8_block,
     "int4": _int4,
     "int8": _int8,
+    "mxfp4": _mxfp4,
     "nvfp4": _nvfp4,
 }
 

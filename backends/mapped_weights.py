@@ -24,6 +24,7 @@ _NUMPY: Mapping[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     "I64": np.int64,
     "I32": np.int32,
     "I8": np.int8,

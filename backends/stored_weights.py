@@ -17,7 +17,7 @@ from edgecc.backends.base import Progress
 from edgecc.backends.weight_file import TensorSpec, WeightFileWriter, WrittenFile, file_size
 from edgecc.errors import InternalError, LegalizeError
 from edgecc.ir.core import Module
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4, Dense, Encoding, Int4, Int8
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, WeightTable
@@ -30,6 +30,7 @@ SAFETENSORS_DTYPES: Mapping[DType, str] = {
     DType.F16: "F16",
     DType.BF16: "BF16",
     DType.F8E4M3: "F8_E4M3",
+    DType.F8E8M0: "F8_E8M0",
     DType.I64: "I64",
     DType.I32: "I32",
     DType.I8: "I8",
@@ -38,6 +39,7 @@ SAFETENSORS_DTYPES: Mapping[DType, str] = {
 }
 LAYOUTS: Mapping[type[Encoding], str] = {
     NVFP4: "nvfp4",
+    MXFP4: "mxfp4",
     FP8: "fp8",
     Int8: "int8",
     Int4: "int4",

@@ -29,7 +29,7 @@ _BIASED = "qwen2"
 """Begin of the model types whose queries, keys and values have biases without a key saying so."""
 
 _KEY_PROJECTION = re.compile(
-    r"(?:(?!mtp\.).*\.)?(?:layers\.(\d+)|midlayer)\.self_attn\.k_proj\.weight"
+    r"(?:(?!mtp\.).*\.)?(?:layers\.(\d+)|midlayer)\.self_attn\.k_proj\.q?weight(?:_packed)?"
 )
 
 

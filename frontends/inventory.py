@@ -15,11 +15,12 @@ from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig
 from edgecc.frontends.module_weights import ModuleWeights
+from edgecc.frontends.quantization.names import as_weight
 
 _LAYER = re.compile(r"(?:model\.)?layers\.(0|[1-9]\d*)\.")
 _BIAS = re.compile(r"(?:model\.)?layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.bias")
 _PROJECTION = re.compile(
-    r"(?:model\.)?layers\.(\d+)\.((?:self_attn|mlp)\.[a-z]+_proj)\.(weight|bias)(?:_packed)?"
+    r"(?:model\.)?layers\.(\d+)\.((?:self_attn|mlp)\.[a-z]+_proj)\.(weight|bias)"
 )
 _OTHER_REVISION = (
     "config and weights are of different models or revisions: fetch both again, or export again"
@@ -115,7 +116,7 @@ def bias_findings(checkpoint: Checkpoint, names: Iterable[str], config: TextConf
 def _check_biases(checkpoint: Checkpoint, names: Iterable[str]) -> None:
     """A bias is one of all layers with that projection, or of none."""
     layers: dict[tuple[str, str], set[int]] = {}
-    for match in filter(None, map(_PROJECTION.fullmatch, names)):
+    for match in filter(None, map(_PROJECTION.fullmatch, map(as_weight, names))):
         layers.setdefault((match[2], match[3]), set()).add(int(match[1]))
     for (module, kind), having in layers.items():
         lacking = sorted(layers.get((module, "weight"), set()) - having)

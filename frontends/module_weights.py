@@ -11,7 +11,8 @@ from functools import cached_property
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint, TensorInfo
 from edgecc.frontends.gather import Gather
-from edgecc.frontends.quantization import Quantization
+from edgecc.frontends.quantization import EncodedWeight, Quantization
+from edgecc.frontends.quantization.names import as_weight, value_tensor
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Dense, Encoding, IntShape
 from edgecc.ir.rope import RopeParams
@@ -63,7 +64,10 @@ class ModuleWeights:
     def has(self, name: str) -> bool:
         """Whether the checkpoint stores a tensor (by canonical name) in any encoding."""
         stored = self._spelled(name)
-        return any(k in self.checkpoint.tensors for k in (stored, f"{stored}_packed"))
+        if stored in self.checkpoint.tensors:
+            return True
+        module = stored.removesuffix(".weight")
+        return module != stored and value_tensor(self.checkpoint.tensors, module) is not None
 
     def names(self) -> Mapping[str, str]:
         """Canonical to stored names, where they were given."""
@@ -75,6 +79,8 @@ class ModuleWeights:
         with self.errors.step():
             stored = self._stored(name).removesuffix(".weight")
             found = self.quantization.weight(stored, (rows, columns))
+            if found.recipe:
+                return self._derive(name, found)
             return self._add(name, (rows, columns), found.encoding, found.parts)
         return self.unbound(name, rows, columns, UNREADABLE)
 
@@ -102,8 +108,10 @@ class ModuleWeights:
         return self.module.weights.derive(f"{offset}+1", "add_one", (offset,))
 
     def stored_name(self, name: str) -> str:
-        """How the checkpoint spells a canonical tensor name."""
-        return self._stored(name)
+        """How the checkpoint spells a canonical tensor name, or that of a module's weight."""
+        stored = self._stored(name)
+        packed = value_tensor(self.checkpoint.tensors, stored.removesuffix(".weight"))
+        return packed if name.endswith(".weight") and packed is not None else stored
 
     def ids(self, name: str, size: int) -> str:
         """A table of `size` ids or offsets of ids, i64; returns its symbol.
@@ -136,14 +144,18 @@ class ModuleWeights:
             return self.matrix(module, rows, columns)
         return self.unbound(f"{module}.weight", rows, columns, module)
 
+    def size(self, name: str) -> tuple[int, int] | None:
+        """Rows and columns of a stored matrix, None if it is not stored or not in a known layout.
+
+        Args:
+            name: `module.weight`, however its values are called.
+        """
+        return self.quantization.size(self._stored(name).removesuffix(".weight"))
+
     def columns(self, name: str) -> int | None:
         """Logical columns of a stored matrix, None if it is not stored or not in a known layout."""
-        info = self.checkpoint.tensors.get(self._stored(name))
-        if info is None or len(info.shape) != 2:
-            return None
-        if info.dtype.is_float:
-            return info.shape[1]
-        return 2 * info.shape[1] if info.dtype is DType.U8 else None  # NVFP4: two codes a byte
+        size = self.size(name)
+        return size[1] if size is not None else None
 
     def rope_tables(self, rope: RopeParams, length: int, name: str = "rope") -> tuple[str, str]:
         """Cosine and sine tables for positions below `length`; returns their symbols."""
@@ -198,6 +210,17 @@ class ModuleWeights:
         weight = Weight(shape, encoding, Stored(self.checkpoint.role, stored))
         return self.module.weights.add(self._symbol(name), weight)
 
+    def _derive(self, name: str, found: EncodedWeight) -> str:
+        """A weight that is stored in another order than that of its encoding."""
+        module = name.removesuffix(".weight")
+        inputs = []
+        for component, key in found.parts.items():
+            info = self.checkpoint.info(key)
+            part = f"{module}.{component}"
+            inputs.append(self._add(part, info.shape, Dense(info.dtype), {"weight": key}))
+        table = self.module.weights
+        return table.derive(self._symbol(name), found.recipe, tuple(inputs), **found.params)
+
     def _symbol(self, name: str) -> str:
         return f"{self.owner}.{name}"
 
@@ -205,10 +228,15 @@ class ModuleWeights:
         return self._spelled(name) if self.has(name) else self._as_neighbours(name)
 
     def _spelled(self, name: str) -> str:
+        if name in self._names:
+            return self._names[name]
+        module = name.removesuffix(".weight")
+        if module != name and (packed := value_tensor(self._names, module)) is not None:
+            return as_weight(self._names[packed])
         canonical, stored = self._prefix
-        if name not in self._names and name.startswith(canonical):
+        if name.startswith(canonical):
             return stored + name.removeprefix(canonical)
-        return self._names.get(name, name)
+        return name
 
     def _as_neighbours(self, name: str) -> str:
         """A name that is not stored, spelled like the nearest one that is: for messages."""

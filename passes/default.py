@@ -47,7 +47,7 @@ def default_pipeline(
     Args:
         device: What is compiled for.
         copy_head: Bind the draft to a copy of the target's head and embedding (experiments).
-        keep_draft_logits: Keep the draft's optional outputs: logits and confidences.
+        keep_draft_logits: Keep the draft's logits.
         linear_form: Form of quantized linear layers, see `lower-encodings`.
         quantization: Format to round the target's weights to, see `quantize`; `auto` keeps them.
         draft_quantization: The same for the draft.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgecc.devices import DEVICES, Device, LinearForm
 from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int8Block
+from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8Block
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.types import DType
 from edgecc.passes.base import Pass, PassContext
@@ -67,7 +67,8 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
         `dequantize` and `int8_codes` are exact. `int8-split` kernels round activations to 16 bits
         in blocks, a relative error of about 2e-5 per layer. `narrow` rounds each value once, by at
         most 2^-9 of it: for a device that computes in 16 bits, weights that are neither native nor
-        NVFP4 (FP8 with block scales; FP8 and INT4 on devices without them).
+        NVFP4 (FP8 with block scales, INT4 with zero points; FP8 and INT4 on devices without them).
+        MXFP4 and MXFP8 lose nothing by it: their values have 16 bits.
 
     Limits
         `int8-split` is for NVFP4: weights in other packed formats (FP8, INT8, INT4) run dense.
@@ -160,4 +161,5 @@ def multiplies(encoding: Encoding, device: Device | None, packed: frozenset[str]
     if isinstance(encoding, Dense):
         return encoding == _F32 or bool(device and encoding.dtype.value == device.compute_type)
     by_block = isinstance(encoding, FP8) and encoding.scaling == "block"
-    return encoding.kind in packed and not by_block
+    shifted = isinstance(encoding, Int4) and not encoding.is_symmetric
+    return encoding.kind in packed and not by_block and not shifted

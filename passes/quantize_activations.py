@@ -10,6 +10,7 @@ from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.encodings import FP8, NVFP4, Encoding
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
+from edgecc.ir.recipes import activation_scale
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.weights import Derived
 from edgecc.passes.base import Pass, PassContext, site
@@ -204,7 +205,7 @@ def activations_of(encoding: Encoding) -> str:
 def _same_scale(module: Module, a: str, b: str) -> bool:
     """Whether two weights have one activation scale, bit for bit; a single weight is not read."""
     read = module.weights.read
-    return a == b or bool(read(a, 0, 1)["input_scale"] == read(b, 0, 1)["input_scale"])
+    return a == b or bool(activation_scale(read(a, 0, 1)) == activation_scale(read(b, 0, 1)))
 
 
 def _origins(module: Module, symbol: str) -> list[str]:

@@ -23,6 +23,7 @@ from edgecc.backends.stored_weights import (
 )
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module
+from edgecc.ir.encodings import ACTIVATION_SCALES
 from edgecc.ir.weights import Derived, Weight, WeightTable
 
 ONNX_DTYPES: Mapping[str, int] = {
@@ -31,13 +32,14 @@ ONNX_DTYPES: Mapping[str, int] = {
     "F16": TensorProto.FLOAT16,
     "BF16": TensorProto.BFLOAT16,
     "F8_E4M3": TensorProto.FLOAT8E4M3FN,
+    "F8_E8M0": TensorProto.UINT8,  # read by a table: engines have no kernels for the type
     "I64": TensorProto.INT64,
     "I32": TensorProto.INT32,
     "I8": TensorProto.INT8,
     "U8": TensorProto.UINT8,
     "BOOL": TensorProto.BOOL,
 }
-_UNUSED = ("input_scale",)
+_UNUSED = ACTIVATION_SCALES
 """Components no ONNX lowering reads: activations are not quantized."""
 
 

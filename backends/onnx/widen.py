@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-from edgecc.backends.onnx.functions import dequantize_nvfp4
+from edgecc.backends.onnx.functions import dequantize_divided_nvfp4, dequantize_nvfp4
 from edgecc.backends.onnx.storage import Placement
+from edgecc.backends.stored_weights import StoredTensor
 from edgecc.errors import LegalizeError
+from edgecc.nvfp4 import E2M1_VALUES
 
 if TYPE_CHECKING:
     from edgecc.backends.onnx.emitter import Emitter
 
 FUNCTIONS = "edgecc"
 """Domain of the functions that models bring along."""
+
+_BYTES = np.arange(256)
 
 Widen: TypeAlias = Callable[["Emitter", Placement, dict[str, str]], str]
 """Given the names of the component tensors, emits nodes and names the float32 result."""
@@ -59,9 +64,40 @@ def _widen(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
 
 
 def _nvfp4(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
-    e.functions["DequantizeNVFP4"] = dequantize_nvfp4()
-    names = [parts[c] for c in ("weight", "weight_scale", "weight_scale_2")]
-    return e.op("DequantizeNVFP4", names, domain=FUNCTIONS)[0]
+    function, component = (dequantize_nvfp4, "weight_scale_2")
+    if "weight_global_scale" in parts:
+        function, component = (dequantize_divided_nvfp4, "weight_global_scale")
+    made = function()
+    e.functions[made.name] = made
+    names = [parts[c] for c in ("weight", "weight_scale", component)]
+    return e.op(made.name, names, domain=FUNCTIONS)[0]
+
+
+def _mxfp4(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
+    """A byte is two codes: look both up, then scale blocks."""
+    rows, columns = placement.shape
+    values = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], axis=1)
+    (index,) = e.op("Cast", [parts["weight"]], to=TensorProto.INT32)
+    (pairs,) = e.op("Gather", [e.constant(values), index], axis=0)
+    blocks = _shape(placement, "weight_scale")[1]
+    (blocked,) = e.op("Reshape", [pairs, e.ints(rows, blocks, columns // max(1, blocks))])
+    return _by_block(e, placement, blocked, _factors(e, placement, parts))
+
+
+def _factors(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
+    """Scales in float32. E8M0 comes as bytes, because no kernel reads the type."""
+    if _tensor(placement, "weight_scale").dtype != "F8_E8M0":
+        return _cast(e, parts["weight_scale"])
+    powers = _BYTES.astype(np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    (index,) = e.op("Cast", [parts["weight_scale"]], to=TensorProto.INT32)
+    return e.op("Gather", [e.constant(powers), index], axis=0)[0]
+
+
+def _by_block(e: Emitter, placement: Placement, blocked: str, factors: str) -> str:
+    """Values `[N, blocks, columns of a block]` times one factor each."""
+    (spread,) = e.op("Unsqueeze", [factors, e.ints(2)])
+    (scaled,) = e.op("Mul", [blocked, spread])
+    return e.op("Reshape", [scaled, e.ints(*placement.shape)])[0]
 
 
 def _scaled(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
@@ -78,7 +114,7 @@ def _blocks(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
     high, wide = placement.expansion.block or (1, 1)
     down, across = _shape(placement, "weight_scale")
     rows, columns = placement.shape
-    (factors,) = e.op("Unsqueeze", [_cast(e, parts["weight_scale"]), e.ints(1, 3)])
+    (factors,) = e.op("Unsqueeze", [_factors(e, placement, parts), e.ints(1, 3)])
     (factors,) = e.op("Expand", [factors, e.ints(down, high, across, wide)])
     (factors,) = e.op("Reshape", [factors, e.ints(down * high, across * wide)])
     (factors,) = e.op("Slice", [factors, e.ints(0, 0), e.ints(rows, columns)])
@@ -101,14 +137,27 @@ def _int4(e: Emitter, placement: Placement, parts: dict[str, str]) -> str:
         (values,) = e.op("Gather", [e.constant(signed), index], axis=0)
         both.append(e.op("Unsqueeze", [values, e.ints(1)])[0])
     (pairs,) = e.op("Concat", both, axis=1)
-    (grouped,) = e.op("Reshape", [pairs, e.ints(rows, groups, columns // max(1, groups))])
-    (factors,) = e.op("Unsqueeze", [parts["weight_scale"], e.ints(2)])
-    (scaled,) = e.op("Mul", [grouped, factors])
-    return e.op("Reshape", [scaled, e.ints(rows, columns)])[0]
+    factors, zeros = _cast(e, parts["weight_scale"]), ""
+    if "weight_zero_point" in parts:
+        zeros = _cast(e, parts["weight_zero_point"])
+    if "group_index" in parts:  # columns of a group are anywhere: one factor for each of them
+        groups = columns
+        factors, zeros = (
+            name and e.op("Gather", [name, parts["group_index"]], axis=1)[0]
+            for name in (factors, zeros)
+        )
+    (values,) = e.op("Reshape", [pairs, e.ints(rows, groups, columns // max(1, groups))])
+    if zeros:
+        (values,) = e.op("Sub", [values, e.op("Unsqueeze", [zeros, e.ints(2)])[0]])
+    return _by_block(e, placement, values, factors)
+
+
+def _tensor(placement: Placement, component: str) -> StoredTensor:
+    return next(t for t in placement.tensors if t.component == component)
 
 
 def _shape(placement: Placement, component: str) -> tuple[int, ...]:
-    return next(t.shape for t in placement.tensors if t.component == component)
+    return _tensor(placement, component).shape
 
 
 _FORMS: Mapping[str, Widen] = {
@@ -116,6 +165,7 @@ _FORMS: Mapping[str, Widen] = {
     "fp8-f32": _scaled,
     "int4-f32": _int4,
     "int8-f32": _scaled,
+    "mxfp4-f32": _mxfp4,
     "nvfp4-f32": _nvfp4,
     "widen-f32": _widen,
 }

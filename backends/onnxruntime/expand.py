@@ -17,7 +17,7 @@ import numpy as np
 
 from edgecc import nvfp4
 from edgecc.backends.base import Array
-from edgecc.backends.layouts import Parts, blocks, check_nvfp4, values_of
+from edgecc.backends.layouts import Parts, blocks, check_nvfp4, global_scale, values_of
 from edgecc.backends.mapped_weights import WeightFile
 from edgecc.errors import BundleError
 
@@ -36,11 +36,12 @@ def _float32(parts: Parts, item: Item, layout: str) -> list[Array]:
 
 def _nvfp4_int8(parts: Parts, item: Item) -> list[Array]:
     rows, columns = check_nvfp4(parts)
-    packed, scale, scale_2 = (parts[n] for n in ("weight", "weight_scale", "weight_scale_2"))
+    packed, scale = parts["weight"], parts["weight_scale"]
+    of_all, divisor = global_scale(parts)
     codes = np.empty((rows, columns // 16, 16), dtype=np.uint8)
     scales = np.empty((rows, columns // 16), dtype=np.float32)
     for block in blocks(rows, columns):
-        made, factors = nvfp4.int8_codes(packed[block], scale[block], scale_2)
+        made, factors = nvfp4.int8_codes(packed[block], scale[block], of_all, divisor=divisor)
         codes[block] = made.reshape(-1, columns // 16, 16)
         scales[block] = factors
     return [codes, scales]
@@ -51,6 +52,7 @@ _LAYOUTS: Mapping[str, str] = {
     "fp8-f32": "fp8",
     "int4-f32": "int4",
     "int8-f32": "int8",
+    "mxfp4-f32": "mxfp4",
     "nvfp4-f32": "nvfp4",
     "widen-f32": "dense",
 }

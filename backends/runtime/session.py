@@ -30,6 +30,7 @@ import numpy as np
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
 from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
 from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposals import Proposals
 from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
@@ -204,17 +205,20 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self) -> Steps[list[int]]:
+    def propose(self, *, confidence: bool = False) -> Steps[Proposals]:
         """Let the draft take the pending features and propose what follows the anchor.
+
+        Args:
+            confidence: Also ask how sure it is of them; it has a head for that.
 
         Returns:
             All proposals of the block, in order: one draft call, read back once.
         """
         if self._start != len(self._tokens) - 1 or not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        results = yield from self._run_draft((Role.PROPOSALS,))
-        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
-        return proposals
+        wanted = (Role.PROPOSALS, Role.CONFIDENCE) if confidence else (Role.PROPOSALS,)
+        results = yield from self._run_draft(wanted)
+        return Proposals(*(results[role][0].tolist() for role in wanted))
 
     def verify(self, proposals: Sequence[int], *, features: bool) -> Steps[FloatArray]:
         """Run the target over the anchor and the proposals (none: a plain step).
@@ -236,7 +240,7 @@ class Session:
         self._open = tuple(proposals)
         return logits
 
-    def round(self, most: int, *, features: bool) -> tuple[list[int], list[int]]:
+    def round(self, most: int, *, features: bool) -> tuple[Proposals, list[int]]:
         """Draft, verify and choose on the device, with one read-back.
 
         Args:
@@ -257,13 +261,13 @@ class Session:
         made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
         self._replay, self._logged = 0, features
-        proposals = made.proposals[:most].tolist()
+        proposals = Proposals(made.proposals[:most].tolist(), made.confidence[:most].tolist())
         if features:
             self._draft_length = self._start
             self._tap = self._rounds.features
         self._pending, self._collects = 0, features
-        self._open = tuple(proposals)
-        return proposals, made.chosen[: len(proposals) + 1].tolist()
+        self._open = tuple(proposals.tokens)
+        return proposals, made.chosen[: len(self._open) + 1].tolist()
 
     def commit(self, accepted: int, token: int) -> None:
         """Close a verification: keep the anchor, `accepted` proposals and the round's own token.

@@ -27,6 +27,8 @@ class Stats:
             also the time in which only others went on.
         accepted_by_round: Accepted proposals of each round after the prompt, in order.
         proposed_by_round: Proposals of each of these rounds.
+        withheld_by_round: Further proposals of each of them, which the draft was not sure enough
+            of to have them verified.
         warnings: What looked wrong, as text.
     """
 
@@ -38,6 +40,7 @@ class Stats:
     host_seconds: float = 0.0
     accepted_by_round: list[int] = field(default_factory=list)
     proposed_by_round: list[int] = field(default_factory=list)
+    withheld_by_round: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, step: Round) -> None:
@@ -51,6 +54,7 @@ class Stats:
         self.host_seconds += seconds.host
         self.accepted_by_round.append(step.accepted)
         self.proposed_by_round.append(len(step.proposed))
+        self.withheld_by_round.append(step.withheld)
 
     @property
     def rounds(self) -> int:
@@ -66,6 +70,11 @@ class Stats:
     def accepted(self) -> int:
         """Proposals accepted; stop tokens are not counted."""
         return sum(self.accepted_by_round)
+
+    @property
+    def withheld(self) -> int:
+        """Proposals that were not verified, because of the confidence threshold."""
+        return sum(self.withheld_by_round)
 
     @property
     def tokens_per_step(self) -> float:
@@ -104,6 +113,7 @@ class Stats:
             "rounds": self.rounds,
             "proposed_tokens": self.proposed,
             "accepted_tokens": self.accepted,
+            "withheld_tokens": self.withheld,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_by_position": self.acceptance_by_position,
             "prompt_seconds": self.prompt_seconds,
@@ -127,6 +137,8 @@ class Stats:
             shares = " ".join(f"{share:.2f}" for share in self.acceptance_by_position)
             rows.append(("accepted", f"{self.accepted} of {self.proposed} proposals"))
             rows.append(("by position", shares))
+        if self.withheld:
+            rows.append(("withheld", f"{self.withheld} proposals of low confidence"))
         if self.decode_seconds:
             parts = (
                 ("target", self.target_seconds),
@@ -234,7 +246,9 @@ class AcceptanceMonitor:
         if not proposed or (step.finish_reason is not None and step.accepted < proposed):
             return None
         self._none = 0 if step.accepted else self._none + 1
-        self._all = self._all + 1 if step.accepted == proposed else 0
+        # A draft that leaves out what it is not sure of may well have all of the rest accepted.
+        if not step.withheld or step.accepted < proposed:
+            self._all = self._all + 1 if step.accepted == proposed else 0
         if self._none >= self.NONE_LIMIT:
             return self._once(
                 f"no proposed token was accepted in {self.NONE_LIMIT} rounds in a row. Likely "

@@ -21,6 +21,8 @@ class ServerOptions:
         num_speculative_tokens: Proposals per round where a request does not say; None means as
             many as were compiled.
         speculation: Use the draft, unless a request says no.
+        confidence_threshold: Verify no proposal that the draft is less sure of, where a request
+            does not say; None verifies all.
         strict: Refuse fields that are unknown, instead of naming them in a header.
         metrics: Whether there is `/metrics`.
         chat_page: Whether there is a page to chat with at `/`.
@@ -34,6 +36,7 @@ class ServerOptions:
     max_request_bytes: int = 32 * 2**20
     num_speculative_tokens: int | None = None
     speculation: bool = True
+    confidence_threshold: float | None = None
     strict: bool = False
     metrics: bool = True
     chat_page: bool = True

@@ -52,6 +52,7 @@ class GenerationBody(_Body):
     ignore_eos: bool | None = None
     num_speculative_tokens: int | None = None
     disable_spec_decode: bool | None = None
+    confidence_threshold: float | None = None
     user: str | None = None
 
     @property

@@ -181,6 +181,9 @@ class RequestReader:
             "num_speculative_tokens": body.num_speculative_tokens
             if body.num_speculative_tokens is not None
             else options.num_speculative_tokens,
+            "confidence_threshold": body.confidence_threshold
+            if body.confidence_threshold is not None
+            else options.confidence_threshold,
             "speculation": options.speculation and not body.disable_spec_decode,
             "stop": body.stop if body.stop is not None else (),
             "ignore_eos": bool(body.ignore_eos),

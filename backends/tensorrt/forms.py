@@ -9,6 +9,8 @@ array, block of rows by block of rows, so that no weight has to be in memory twi
 - `halved`: half of E4M3 block scales in 16 bits. Both are exact; together they are an NVFP4 weight
   without its global scale.
 - `factor`: float32 scale of a product, `[1, 1]` or one for each column `[1, N]`.
+- `reciprocal`: the same of a divisor.
+- `widened`: scales of 16 bits in float32.
 - `int4`: signed 4-bit integers that lie two rows a byte, as two columns a byte.
 - `values-LAYOUT`: the values of a layout (`edgecc.backends.layouts`), rounded once.
 """
@@ -53,6 +55,7 @@ class Form:
         dtypes: Engine types it can have.
         shape: Its shape, from those of the components. Raises ValueError if they do not fit.
         make: The array of a block of rows, from the components of that block.
+        optional: Components that it may be made of as well.
         groups: Rows of the array for one step along axis 0 of a component: 1 unless given, 0 where
             a component has no rows.
     """
@@ -62,6 +65,13 @@ class Form:
     shape: Callable[[Parts, str, Sequence[int]], Shape]
     make: Callable[[Parts, str, Sequence[int]], Array]
     groups: Callable[[Parts, Sequence[int]], Mapping[str, int]] = lambda parts, block: {}
+    optional: tuple[str, ...] = ()
+
+    def takes(self, parts: Parts) -> bool:
+        """Whether these are components that it is made of."""
+        if self.components is None:
+            return len(parts) == 1
+        return set(self.components) <= set(parts) <= {*self.components, *self.optional}
 
 
 def _only(parts: Parts) -> Array:
@@ -123,6 +133,19 @@ def _factor(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
     return np.atleast_1d(_only(parts).astype(np.float32))[None, :]
 
 
+def _reciprocal(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
+    return np.reciprocal(_factor(parts, dtype, block))
+
+
+def _widened_shape(parts: Parts, dtype: str, block: Sequence[int]) -> Shape:
+    return _typed(_only(parts), np.float16, ml_dtypes.bfloat16).shape
+
+
+def _widened(parts: Parts, dtype: str, block: Sequence[int]) -> Array:
+    wide: Array = _only(parts).astype(np.float32)
+    return wide
+
+
 def _typed(array: Array, *dtypes: Any) -> Array:
     if array.dtype not in [np.dtype(d) for d in dtypes]:
         raise ValueError(f"elements are {array.dtype}")
@@ -130,10 +153,12 @@ def _typed(array: Array, *dtypes: Any) -> Array:
 
 
 _FLOATS = frozenset({"f32", "f16", "bf16"})
-_COMPONENTS: Mapping[str, tuple[str, ...]] = {
-    "dense": ("weight",),
-    "nvfp4": ("weight", "weight_scale", "weight_scale_2"),
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "int4": ("weight_zero_point", "group_index"),
+    "nvfp4": ("weight_scale_2", "weight_global_scale"),
 }
+_WHOLE = ("weight_scale_2", "weight_global_scale", "group_index")
+"""Components without rows."""
 
 
 def _values(layout: str) -> Form:
@@ -145,14 +170,16 @@ def _values(layout: str) -> Form:
     def groups(parts: Parts, block: Sequence[int]) -> Mapping[str, int]:
         scale = parts.get("weight_scale")
         by_row = 0 if scale is None or not scale.ndim else block[0] if block else 1
-        return {"weight": 2 if layout == "int4" else 1, "weight_scale": by_row, "weight_scale_2": 0}
+        by_component = dict.fromkeys((n for n in _WHOLE if n in parts), 0)
+        return {**by_component, "weight": 2 if layout == "int4" else 1, "weight_scale": by_row}
 
     return Form(
-        _COMPONENTS.get(layout, ("weight", "weight_scale")),
+        ("weight",) if layout == "dense" else ("weight", "weight_scale"),
         _FLOATS,
         lambda parts, dtype, block: values_of(layout, parts, block).shape,
         rounded,
         groups,
+        _OPTIONAL.get(layout, ()),
     )
 
 
@@ -174,6 +201,14 @@ FORMS: Mapping[str, Form] = {
         _factor,
         lambda parts, block: dict.fromkeys(parts, 0),
     ),
+    "reciprocal": Form(
+        None,
+        frozenset({"f32"}),
+        _factor_shape,
+        _reciprocal,
+        lambda parts, block: dict.fromkeys(parts, 0),
+    ),
+    "widened": Form(None, frozenset({"f32"}), _widened_shape, _widened),
     **{f"values-{layout}": _values(layout) for layout in LAYOUTS},
 }
 """Every form by name."""
@@ -192,8 +227,7 @@ def shape_of(form: str, parts: Parts, dtype: str, block: Sequence[int] = ()) -> 
         ValueError: Components are missing or do not fit to each other or to the type.
     """
     found = FORMS[form]
-    names = found.components
-    if (len(parts) != 1) if names is None else set(parts) != set(names):
+    if not found.takes(parts):
         raise ValueError(f"{form} cannot be made from {', '.join(parts) or 'nothing'}")
     if block and form != "values-fp8-block":
         raise ValueError(f"{form} has no blocks of rows and columns")

@@ -4,18 +4,18 @@ Known from the IR alone, before any network exists: it decides which weights are
 are constants, and what the weight file has to hold. Each packed encoding is widened by dequantize
 layers whose scales are exact in 16 bits, and leaves a float32 factor for the product:
 
-- `nvfp4`: E2M1 codes, block scales in E4M3; the global scale is left.
+- `nvfp4`: E2M1 codes, block scales in E4M3; the global scale is left, the reciprocal of a divisor.
 - `int8_block` made from NVFP4: signed codes (twice E2M1), half the block scales in 16 bits; the
   global scale is left.
 - `fp8` per tensor or channel, `int8` per channel: elements; their own scales are left.
-- `int4`: elements and the scales of groups as they are, float32: no 16-bit type holds the product,
-  so it is in float32.
+- `int4` without zero points: elements and the scales of groups in float32: no 16-bit type holds the
+  product, so it is in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -26,7 +26,7 @@ from edgecc.backends.stored_weights import layout_of, stored_symbol
 from edgecc.backends.tensorrt import forms
 from edgecc.errors import LegalizeError
 from edgecc.ir.core import Graph, Module, Node
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Int4, Int8, Int8Block
+from edgecc.ir.encodings import ACTIVATION_SCALES, FP8, NVFP4, Dense, Int4, Int8, Int8Block
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, WeightTable
 
@@ -106,7 +106,8 @@ def table_operand(module: Module, symbol: str) -> Operand:
     encoding = table[base].encoding
     form = f"values-{layout_of(encoding)}"
     block = encoding.block if isinstance(encoding, FP8) and encoding.scaling == "block" else ()
-    components = forms.FORMS[form].components or ("weight",)
+    every = encoding.components(table[base].shape)
+    components = tuple(name for name in every if name not in ACTIVATION_SCALES)
     return Operand(form, base, components, dtype, weight.shape, block)
 
 
@@ -176,7 +177,7 @@ def _nvfp4(module: Module, symbol: str, inner: DType) -> Matrix:
         "nvfp4",
         Operand("stored", symbol, ("weight",), DType.F4E2M1, (rows, columns)),
         Operand("stored", symbol, ("weight_scale",), DType.F8E4M3, scales),
-        _factor(symbol, "weight_scale_2", 1),
+        _global_factor(module.weights, symbol),
     )
 
 
@@ -192,7 +193,7 @@ def _int8_block(module: Module, symbol: str, inner: DType) -> Matrix:
         f"int8, {inner.value} scales of {block}",
         Operand("doubled", base, ("weight",), DType.I8, (rows, columns)),
         Operand("halved", base, ("weight_scale",), inner, (rows, columns // block)),
-        _factor(base, "weight_scale_2", 1),
+        _global_factor(table, base),
     )
 
 
@@ -215,14 +216,23 @@ def _int4(module: Module, symbol: str, inner: DType) -> Matrix:
     rows, columns = module.weights[symbol].shape
     encoding = module.weights[symbol].encoding
     assert isinstance(encoding, Int4)
-    if columns % 2:
+    if columns % 2 or not encoding.is_symmetric:
         raise refused(module, symbol)
     groups = (rows, columns // encoding.group)
+    form = "stored" if encoding.scale_dtype is DType.F32 else "widened"
     return Matrix(
         f"int4, f32 scales of {encoding.group}",
         Operand("int4", symbol, ("weight",), DType.I4, (rows, columns)),
-        Operand("stored", symbol, ("weight_scale",), DType.F32, groups),
+        Operand(form, symbol, ("weight_scale",), DType.F32, groups),
     )
+
+
+def _global_factor(table: WeightTable, symbol: str) -> Operand:
+    """What the global scale of NVFP4 multiplies the product by."""
+    encoding = table[symbol].encoding
+    assert isinstance(encoding, NVFP4)
+    factor = _factor(symbol, encoding.global_component, 1)
+    return replace(factor, form="reciprocal") if encoding.divisor else factor
 
 
 def _factor(symbol: str, component: str, count: int) -> Operand:

@@ -3,8 +3,8 @@
 What differs from round to round (two lengths, for states two counts of rows, and the tokens that a
 draft wants to know: the anchor, or one for each row of features) lies in device memory, so one
 captured CUDA graph serves all rounds with as many new features. Its inputs are these integers, its
-results the proposals and the target's choices. Where the target has states, there are two graphs:
-one for each place that the states are read from.
+results the proposals, how sure the draft is of them if it says so, and the target's choices. Where
+the target has states, there are two graphs: one for each place that the states are read from.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from edgecc.errors import BackendError, ResourceError
 
 INTEGER = 8
 """Bytes of a token, a length or a row number."""
+
+SCORE = 4
+"""Bytes of a confidence, f32."""
 
 _COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
 """What a target with states is told beside the lengths, in this order."""
@@ -65,6 +68,8 @@ class TrtRounds:
         self._integers = state.memory(size)
         self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
         self._chosen = state.host(self._rows * INTEGER)
+        self._tells = draft is not None and Role.CONFIDENCE in draft.interface.outputs
+        self._confidence = state.host(max(1, self._rows - 1) * SCORE)
         self._row_numbers = state.memory(self._rows * INTEGER)
         state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
         self._works: dict[tuple[int, int], _Work] = {}
@@ -100,9 +105,12 @@ class TrtRounds:
         self._state.stream.synchronize()
         chosen = self._chosen.bytes.view(np.int64).copy()
         proposals = self._proposed.bytes.view(np.int64).copy()
+        confidence = self._confidence.bytes.view(np.float32).copy()
         if work is not None and work.graph is None:
             self._capture(features, work)
-        return GreedyRound(proposals if features else proposals[:0], chosen)
+        drafted = len(proposals) if features else 0
+        scores = confidence[: drafted if self._tells else 0]
+        return GreedyRound(proposals[:drafted], chosen, scores)
 
     def features(self, rows: int) -> FloatArray:
         """See `GreedyRounds.features`.
@@ -153,7 +161,8 @@ class TrtRounds:
             ports[self._role].name: (1, features) if self._is_chain else (1,),
             ports[Role.CACHE_LENGTH].name: (1,),
         }
-        return self._draft.calls(shapes, [Role.PROPOSALS], make)
+        wanted = [Role.PROPOSALS, *([Role.CONFIDENCE] if self._tells else [])]
+        return self._draft.calls(shapes, wanted, make)
 
     def _target_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
         ports = self._target.interface.inputs
@@ -209,6 +218,8 @@ class TrtRounds:
             proposals, nbytes = draft.address(Role.PROPOSALS), self._proposed.bytes.nbytes
             stream.copy(tokens + INTEGER, proposals, nbytes)
             stream.download(self._proposed.bytes, proposals)
+            if self._tells:
+                stream.download(self._confidence.bytes, draft.address(Role.CONFIDENCE))
         stream.copy(tokens, anchor, INTEGER)
         stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
         for role, count in zip(self._counts, counts, strict=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgecc.errors import UnsupportedError
-from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
 
 Parts: TypeAlias = Mapping[str, Tensor]
 Decoder: TypeAlias = Callable[[Any, Parts], Tensor]
@@ -44,11 +44,24 @@ def e2m1(codes: Tensor) -> Tensor:
 
 
 def nvfp4(encoding: NVFP4, parts: Parts) -> Tensor:
-    """`e2m1(code) * (float32(block scale) * global scale)`; the low nibble is the even column."""
-    packed = parts["weight"]
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-    scale = parts["weight_scale"].to(torch.float32) * parts["weight_scale_2"]
-    return e2m1(codes) * scale.repeat_interleave(encoding.block, dim=-1)
+    """`e2m1(code) * (float32(block scale) * global scale)`, or divided by it."""
+    scale = parts["weight_scale"].to(torch.float32)
+    if encoding.divisor:
+        scale = scale / parts["weight_global_scale"]
+    else:
+        scale = scale * parts["weight_scale_2"]
+    return _pairs(parts["weight"]) * scale.repeat_interleave(encoding.block, dim=-1)
+
+
+def mxfp4(encoding: MXFP4, parts: Parts) -> Tensor:
+    """`e2m1(code) * 2^(byte - 127)`."""
+    scale = parts["weight_scale"].to(torch.float32)
+    return _pairs(parts["weight"]) * scale.repeat_interleave(encoding.block, dim=-1)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """E2M1 values of packed bytes; the low nibble is the even column."""
+    return e2m1(torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2))
 
 
 def int8_block(encoding: Int8Block, parts: Parts) -> Tensor:
@@ -75,15 +88,25 @@ def int8(encoding: Int8, parts: Parts) -> Tensor:
 
 
 def int4(encoding: Int4, parts: Parts) -> Tensor:
-    """`integer * scale of the group`; a byte holds a value of two rows, the even row low."""
+    """`(integer - zero point) * scale`; a byte holds a value of two rows, the even row low."""
     packed = parts["weight"].to(torch.int16)
     nibbles = torch.stack((packed & 0xF, packed >> 4), dim=1).flatten(0, 1)
-    return ((nibbles ^ 8) - 8) * parts["weight_scale"].repeat_interleave(encoding.group, dim=-1)
+
+    def of_columns(groups: Tensor) -> Tensor:
+        if encoding.ordered:
+            return groups[:, parts["group_index"].long()]
+        return groups.repeat_interleave(encoding.group, dim=-1)
+
+    values = (nibbles ^ 8) - 8
+    if encoding.zero_point:
+        values = values - of_columns(parts["weight_zero_point"])
+    return values * of_columns(parts["weight_scale"].to(torch.float32))
 
 
 DECODERS: Mapping[str, Decoder] = {
     Dense.kind: dense,
     NVFP4.kind: nvfp4,
+    MXFP4.kind: mxfp4,
     Int8Block.kind: int8_block,
     FP8.kind: fp8,
     Int8.kind: int8,

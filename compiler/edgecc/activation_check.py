@@ -18,6 +18,7 @@ from edgecc.backends.runtime.golden import QUANTIZED, Check, relative_rms
 from edgecc.ir.core import Module, Node
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.ops.quantization import FakeQuantizeAttributes
+from edgecc.ir.recipes import activation_scale
 
 LOCAL_TOLERANCE: Mapping[str, float] = {"nvfp4": 0.125, "fp8": 0.04}
 """Largest relative error (root mean square) of one rounding. In NVFP4 single values are off by up
@@ -91,8 +92,8 @@ def _other_scales(module: Module) -> tuple[int, int]:
             first = node.operands[0].producer if node.op.name == "linear" else None
             if first is None or first.op.name != "fake_quantize":
                 continue
-            stored = read(node.weights[0], 0, 1).get("input_scale")
+            stored = activation_scale(read(node.weights[0], 0, 1))
             used = read(first.weights[0])["weight"]
             count += 1
-            wrong += stored is None or stored.astype(np.float32) != used
+            wrong += stored is None or stored != used
     return wrong, max(1, count)

@@ -11,8 +11,9 @@ from edgecc.errors import InputError, LegalizeError, UnsupportedError, UsageErro
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
 from edgecc.frontends.quantization import EncodedWeight, check_scales
+from edgecc.frontends.quantization.names import as_weight
 from edgecc.ir.core import Module
-from edgecc.ir.encodings import FP8, NVFP4
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4
 from edgecc.ir.verifier import check_property
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
@@ -253,8 +254,8 @@ def _scan_values(module: Module, report: Progress) -> None:
         reader = module.weights.readers[source.checkpoint]
         assert isinstance(reader, Checkpoint)
         parts = {p.component: p.key for p in source.parts}
-        if isinstance(weight.encoding, NVFP4 | FP8):
-            name = parts["weight"].removesuffix(".weight")
+        if isinstance(weight.encoding, NVFP4 | MXFP4 | FP8):
+            name = as_weight(parts["weight"]).removesuffix(".weight")
             check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
         else:
             for key in parts.values():

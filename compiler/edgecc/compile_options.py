@@ -48,7 +48,7 @@ class CompileOptions:
             calibrated scales for that and the device multiplies such numbers, see the pass
             `quantize-activations`; `16bit` never does; `quantized` requires it.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
-        draft_outputs: Keep the draft's logits and confidences as outputs.
+        draft_outputs: Keep the draft's logits as outputs.
         weights: Where engines that can hold weights have them: `embed` as constants, `bind` as
             inputs that the runtime binds at load; `auto` decides by their size.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against

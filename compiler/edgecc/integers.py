@@ -1,7 +1,8 @@
-"""Integer weight formats on NumPy arrays: symmetric INT8 and INT4, weights only.
+"""Integer weight formats on NumPy arrays: INT8 and INT4, weights only.
 
 NumPy only: the IR and the runtime's loader both use it. Layouts as NVIDIA ModelOpt 0.47 writes
-them: INT4 is packed along the rows of a weight, unlike NVFP4.
+them: INT4 is packed along the rows of a weight, unlike NVFP4. How AutoAWQ, GPTQ and
+compressed-tensors pack 4 bits into 32-bit words is in `edgecc.ir.words`.
 """
 
 from __future__ import annotations
@@ -25,20 +26,44 @@ def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
     return out.reshape(2 * rows, columns)
 
 
-def dequantize_int4(packed: NDArray[np.uint8], scale: NDArray[Any]) -> NDArray[np.float32]:
-    """Exact values `q * scale` of groups of columns, the product in float32.
+def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """The inverse of `unpack_int4`: i8 `[N, K]` within -8..7 to u8 `[N/2, K]`; N is even."""
+    rows, columns = values.shape
+    nibbles: NDArray[np.uint8] = values.reshape(rows // 2, 2, columns).view(np.uint8) & 15
+    packed: NDArray[np.uint8] = nibbles[:, 0] | nibbles[:, 1] << 4
+    return packed
+
+
+def dequantize_int4(
+    packed: NDArray[np.uint8],
+    scale: NDArray[Any],
+    zero_point: NDArray[np.int8] | None = None,
+    group_index: NDArray[np.int32] | None = None,
+) -> NDArray[np.float32]:
+    """Exact values `(q - zero) * float32(scale)` of groups of columns, the product in float32.
 
     Args:
         packed: u8 `[N/2, K]`, see `unpack_int4`.
-        scale: f32 `[N, K/group]`.
+        scale: f32, bf16 or f16 `[N, groups]`.
+        zero_point: `[N, groups]`; zero if it is not given.
+        group_index: `[K]`, the group of each column; groups are equally many neighbours if it is
+            not given.
 
     Returns:
         f32 `[N, K]`.
     """
     values = unpack_int4(packed).astype(np.float32)
+    factors = scale.astype(np.float32)
+    if group_index is not None:
+        if zero_point is not None:
+            values -= zero_point[:, group_index]
+        values *= factors[:, group_index]
+        return values
     rows, columns = values.shape
     blocked = values.reshape(rows, scale.shape[1], columns // max(1, scale.shape[1]))
-    blocked *= scale[:, :, None]
+    if zero_point is not None:
+        blocked -= zero_point[:, :, None]
+    blocked *= factors[:, :, None]
     return values
 
 
@@ -64,8 +89,7 @@ def quantize_int4(
     blocked = values.reshape(rows, columns // group, group)
     scale = _scale(np.max(np.abs(blocked), axis=2), 7)
     rounded = np.clip(np.rint(blocked / scale[:, :, None]), -8, 7).astype(np.int8)
-    nibbles = rounded.reshape(rows // 2, 2, columns).view(np.uint8) & 15
-    return nibbles[:, 0] | nibbles[:, 1] << 4, scale
+    return pack_int4(rounded.reshape(rows, columns)), scale
 
 
 def quantize_int8(

@@ -9,10 +9,8 @@ from edgecc.backends.tensorrt.operands import Operand, graph_operands
 from edgecc.backends.tensorrt.policy import WeightPlan
 from edgecc.backends.weight_file import TensorSpec
 from edgecc.ir.core import Graph, Module
+from edgecc.ir.encodings import ACTIVATION_SCALES
 from edgecc.ir.weights import WeightTable
-
-_UNREAD = ("input_scale",)
-"""Components that are not stored with a matrix: scales of activations are weights of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +92,8 @@ def engine_weights(module: Module, plan: WeightPlan) -> dict[str, WeightBytes]:
 
 def _stored(table: WeightTable, symbol: str) -> int:
     weight = table[symbol]
-    parts = (c for c in weight.encoding.components(weight.shape) if c not in _UNREAD)
+    components = weight.encoding.components(weight.shape)
+    # Scales of activations are weights of their own where anything reads them.
+    parts = (c for c in components if c not in ACTIVATION_SCALES)
     tensors = (stored_tensor(table, symbol, component) for component in parts)
     return sum(TensorSpec(t.name, t.dtype, t.shape).nbytes for t in tensors)

@@ -1,8 +1,8 @@
-"""NVFP4 arithmetic on NumPy arrays: the one place that knows E2M1 codes and how scales combine.
+"""FP4 arithmetic on NumPy arrays: the one place that knows E2M1 codes and how scales combine.
 
-NumPy only: the IR and the runtime's loader both use it. Formats as NVIDIA ModelOpt 0.47 writes
-them, and quantization bit for bit as it does; E2M1 and E4M3 as in the OCP Microscaling
-specification.
+NumPy only: the IR and the runtime's loader both use it. NVFP4 as NVIDIA ModelOpt 0.47 writes it,
+and quantization bit for bit as it does, and as compressed-tensors 0.20 stores it, whose global
+scale is a divisor; MXFP4, E2M1, E4M3 and E8M0 as in the OCP Microscaling specification.
 """
 
 from __future__ import annotations
@@ -41,14 +41,25 @@ def unpack_e2m1(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def block_scales(
-    scale: NDArray[Any], global_scale: NDArray[Any] | np.float32
+    scale: NDArray[Any], global_scale: NDArray[Any] | np.float32, *, divisor: bool = False
 ) -> NDArray[np.float32]:
-    """`float32(scale) * global`: the factor of each block, f32 `[N, K/block]`."""
-    return np.multiply(scale.astype(np.float32), np.float32(global_scale), dtype=np.float32)
+    """`float32(scale) * global`: the factor of each block, f32 `[N, K/block]`.
+
+    With `divisor` it is `float32(scale) / global`: a product with the reciprocal would round twice.
+    """
+    combine = np.divide if divisor else np.multiply
+    factors: NDArray[np.float32] = combine(
+        scale.astype(np.float32), np.float32(global_scale), dtype=np.float32
+    )
+    return factors
 
 
 def dequantize(
-    packed: NDArray[np.uint8], scale: NDArray[Any], global_scale: NDArray[Any]
+    packed: NDArray[np.uint8],
+    scale: NDArray[Any],
+    global_scale: NDArray[Any],
+    *,
+    divisor: bool = False,
 ) -> NDArray[np.float32]:
     """Exact values `e2m1(code) * (float32(scale) * global)`, both products in float32.
 
@@ -56,19 +67,41 @@ def dequantize(
         packed: u8 `[N, K/2]`, element 2j in the low nibble of byte j.
         scale: f8e4m3 `[N, K/block]`.
         global_scale: f32 scalar.
+        divisor: Whether scales are divided by the global one, as in compressed-tensors.
 
     Returns:
-        f32 `[N, K]`, bit for bit what ModelOpt's dequantization gives.
+        f32 `[N, K]`, bit for bit what the producer's dequantization gives in float32.
     """
+    return _scaled(packed, block_scales(scale, global_scale, divisor=divisor))
+
+
+def dequantize_mx(packed: NDArray[np.uint8], scale: NDArray[Any]) -> NDArray[np.float32]:
+    """Exact values of MXFP4, `e2m1(code) * 2^(byte - 127)`.
+
+    Args:
+        packed: u8 `[N, K/2]`, element 2j in the low nibble of byte j.
+        scale: f8e8m0 `[N, K/block]`.
+
+    Returns:
+        f32 `[N, K]`.
+    """
+    return _scaled(packed, scale.astype(np.float32))
+
+
+def _scaled(packed: NDArray[np.uint8], factors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """E2M1 values times the factors of their blocks."""
     values = unpack_e2m1(packed)
-    factors = block_scales(scale, global_scale)
     rows, columns = values.shape
     blocked = values.reshape(rows, factors.shape[1], columns // max(1, factors.shape[1]))
     return np.multiply(blocked, factors[:, :, None], out=blocked).reshape(rows, columns)
 
 
 def int8_codes(
-    packed: NDArray[np.uint8], scale: NDArray[Any], global_scale: NDArray[Any]
+    packed: NDArray[np.uint8],
+    scale: NDArray[Any],
+    global_scale: NDArray[Any],
+    *,
+    divisor: bool = False,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """The same values as `(code - 128) * scale`, exactly.
 
@@ -78,7 +111,7 @@ def int8_codes(
         Codes u8 `[N, K]` and scales f32 `[N, K/block]`.
     """
     codes = _INT8_PAIRS[np.ascontiguousarray(packed)].view(np.uint8)
-    return codes, block_scales(scale, global_scale) * np.float32(0.5)
+    return codes, block_scales(scale, global_scale, divisor=divisor) * np.float32(0.5)
 
 
 E2M1_MAX, E4M3_MAX = np.float32(6), np.float32(448)

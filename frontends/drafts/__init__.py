@@ -20,6 +20,7 @@ from edgecc.frontends.drafts.names import canonical_name
 from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ngram
 from edgecc.frontends.mtp_block import MTP_BLOCK
 from edgecc.frontends.options import SPEC_METHODS, LiftOptions
+from edgecc.frontends.quantization.names import as_weight
 
 KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, DFlash, Eagle3)}
 """Every kind of draft checkpoint that can be lifted, by its method."""
@@ -180,7 +181,7 @@ def is_draft(checkpoint: Checkpoint) -> bool:
 
 def _kind(checkpoint: Checkpoint) -> tuple[str, str]:
     """What a checkpoint is, and the tensor that gives it away; empty if nothing is known."""
-    names = {canonical_name(name): name for name in sorted(checkpoint.tensors)}
+    names = {as_weight(canonical_name(name)): name for name in sorted(checkpoint.tensors)}
     for kind, gives_away in _SIGNS:
         stored = next((names[n] for n in names if gives_away(n, names[n])), None)
         if stored is not None:

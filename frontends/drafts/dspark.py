@@ -25,7 +25,7 @@ from edgecc.frontends.drafts.base import (
 )
 from edgecc.frontends.drafts.dspark_checks import check_tensors, markov_rank
 from edgecc.frontends.drafts.dspark_config import DSparkConfig, read_dspark_config
-from edgecc.frontends.drafts.markov import is_gated, slot_by_slot
+from edgecc.frontends.drafts.markov import VANILLA, markov_type, slot_by_slot
 from edgecc.frontends.drafts.names import stores
 from edgecc.frontends.drafts.vocabulary_map import DraftVocabulary, read_vocabulary
 from edgecc.frontends.gather import Gather
@@ -255,18 +255,18 @@ class BlockBuilder(DecoderBuilder):
 
     def _choose(self, z: Value, base: Value) -> None:
         """The Markov chain, from left to right, and the confidence."""
-        b, vocabulary = self.b, self.vocabulary
+        b, vocabulary, vocab_size = self.b, self.vocabulary, self.text.vocab_size
         rank = markov_rank(self.weights, self.config)
         w1, w2 = (
             self.weights.matrix(f"markov_head.{name}", rows, rank)
             for name, rows in (
-                ("markov_w1", self.text.vocab_size),
+                ("markov_w1", vocab_size),
                 ("markov_w2", vocabulary.size),
             )
         )
-        gated = is_gated(self.weights, self.config)
-        if gated or vocabulary.table is not None or vocabulary.size != self.text.vocab_size:
-            made = slot_by_slot(self, z, base, self.anchor, (w1, w2), vocabulary, gated=gated)
+        kind, reduced = markov_type(self.weights, self.config), vocabulary.size != vocab_size
+        if kind != VANILLA or vocabulary.table is not None or reduced:
+            made = slot_by_slot(self, z, base, self.anchor, (w1, w2), vocabulary, kind)
         else:
             b.at("draft: markov_head")
             attrs = MarkovChainAttributes(self.steps, vocabulary.limit)

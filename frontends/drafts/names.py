@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from edgecc.errors import InputError
+from edgecc.frontends.quantization.names import as_weight
 
 _RENAMES = (
     ("model.", ""),
@@ -31,8 +32,8 @@ def canonical_name(stored: str) -> str:
 
 
 def stores(names: Iterable[str], canonical: str) -> bool:
-    """Whether one of the stored names means the canonical one."""
-    return any(canonical_name(name) == canonical for name in names)
+    """Whether one of the stored names means the canonical one, in whatever encoding."""
+    return any(as_weight(canonical_name(name)) == canonical for name in names)
 
 
 def canonical_names(stored: Iterable[str]) -> dict[str, str]:

@@ -85,8 +85,8 @@ def _size(weights: ModuleWeights, vocab: int, declared: int | None) -> int:
     """
     names = weights.names()
     role, tensors = weights.checkpoint.role, weights.checkpoint.tensors
-    if weights.has("lm_head.weight"):
-        size = weights.checkpoint.info(names["lm_head.weight"]).shape[0]
+    if (stored := weights.size("lm_head.weight")) is not None:
+        size = stored[0]
         if declared not in (None, size) or size > vocab:
             raise InputError(
                 "draft/vocabulary-size",

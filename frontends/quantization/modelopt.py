@@ -1,71 +1,43 @@
 """NVIDIA ModelOpt's unified Hugging Face export: metadata.
 
 Metadata is in `config.json` (`quantization_config`), in `hf_quant_config.json`, or in both, and its
-lists are incomplete in practice. So it only says what to *expect*; stored tensors decide.
-Formats: ModelOpt 0.47.
+lists are incomplete in practice. Formats: ModelOpt 0.47.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from edgecc.errors import Diagnostic, Severity
 from edgecc.frontends.fields import Fields
+from edgecc.frontends.quantization.declaration import Declaration, Scheme, kv_cache
 from edgecc.frontends.quantization.layouts import unsupported
 from edgecc.frontends.quantization.patterns import ModulePatterns
-from edgecc.ir.encodings import FP8, Encoding
 
-ALGORITHMS: Mapping[str, tuple[str, ...]] = {
-    "NVFP4": ("nvfp4",),
-    "W4A16_NVFP4": ("nvfp4",),
-    "FP8": ("fp8 tensor",),
-    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8 channel",),
-    "FP8_PB_WO": ("fp8 block", "fp8 tensor"),  # a single block has a scalar
+METHODS = ("modelopt", "modelopt_fp4")
+
+ALGORITHMS: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("NVFP4", ("nvfp4",)),
+        Scheme("W4A16_NVFP4", ("nvfp4",), weight_only=True),
+        Scheme("FP8", ("fp8 tensor",)),
+        Scheme("FP8_PER_CHANNEL_PER_TOKEN", ("fp8 channel",), weight_only=True),
+        # a single block has a scalar
+        Scheme("FP8_PB_WO", ("fp8 block", "fp8 tensor"), weight_only=True),
+        Scheme("MXFP4", ("mxfp4",), weight_only=True),
+        Scheme("MXFP8", ("mxfp8",), weight_only=True),
+    )
 }
-"""What can be read: the name in upper case, and the forms its weights are stored in."""
-
-WEIGHT_ONLY = ("W4A16_NVFP4", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
-"""Algorithms without a static activation scale; one that is stored was not calibrated."""
+"""What can be read, by its name in upper case. Those without a static activation scale are read
+without one that is stored, which was not calibrated."""
 
 _MIXED = "MIXED_PRECISION"
 _EXCLUDE_KEYS = ("ignore", "exclude_modules", "modules_to_not_convert")
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """What a checkpoint's metadata says about its weights.
-
-    Attributes:
-        algorithm: Upper case; empty if weights are declared unquantized.
-        layers: Algorithms of a mixed-precision export, by module pattern.
-        quantized: The patterns of `layers`; None if all linear layers are quantized.
-        excluded: Modules left out.
-        kv_cache: Declared precision of the KV cache, if any.
-        findings: Contradictions between the two files.
-        where: File and key, for messages.
-    """
-
-    algorithm: str
-    layers: Mapping[str, str]
-    quantized: ModulePatterns | None
-    excluded: ModulePatterns
-    kv_cache: str | None
-    findings: tuple[Diagnostic, ...]
-    where: str
-
-    def expects(self, module: str) -> str | None:
-        """The algorithm a linear module should be stored in, or None for unquantized."""
-        if self.quantized is not None:
-            pattern = self.quantized.match(module)
-            return self.layers[pattern] if pattern is not None else None
-        if not self.algorithm or self.excluded.match(module) is not None:
-            return None
-        return self.algorithm
-
-
-def read_declaration(block: Fields | None, side: Fields | None) -> Declaration:
+def read_modelopt(block: Fields | None, side: Fields | None) -> Declaration:
     """Combine `quantization_config` and the `quantization` object of `hf_quant_config.json`.
 
     Raises:
@@ -88,27 +60,25 @@ def read_declaration(block: Fields | None, side: Fields | None) -> Declaration:
             ),
         )
     algorithm = next((a for _, a in named if a), "")
-    layers = next((found for s in sources if (found := _layers(s))), {})
+    layers: Mapping[str, str] = {}
     if algorithm == _MIXED:
+        layers = next((found for s in sources if (found := _layers(s))), {})
         _check_layers(layers, where)
     elif algorithm and algorithm not in ALGORITHMS:
         raise unsupported(f"ModelOpt {algorithm}", where)
     return Declaration(
-        algorithm=algorithm,
-        layers=layers,
-        quantized=ModulePatterns(layers, where) if algorithm == _MIXED else None,
+        method="modelopt",
+        default=ALGORITHMS.get(algorithm),
+        where=where,
+        named={module: ALGORITHMS[name] for module, name in layers.items()},
+        patterns=ModulePatterns(layers, where),
         excluded=ModulePatterns(
             (p for s in sources for key in _EXCLUDE_KEYS for p in s.strings(key) or ()), where
         ),
-        kv_cache=next((kv for s in sources if (kv := _kv_cache(s))), None),
+        excluded_first=False,
+        kv_cache=next((kv for s in sources if (kv := kv_cache(s))), None),
         findings=findings,
-        where=where,
     )
-
-
-def form(encoding: Encoding) -> str:
-    """How `ALGORITHMS` calls the form a weight is stored in."""
-    return f"{encoding.kind} {encoding.scaling}" if isinstance(encoding, FP8) else encoding.kind
 
 
 def _layers(fields: Fields) -> dict[str, str]:
@@ -129,12 +99,3 @@ def _check_layers(layers: Mapping[str, str], where: str) -> None:
         listed = ", ".join(f"{name} ({count} modules)" for name, count in sorted(counts.items()))
         first = next(m for m, a in layers.items() if a in counts)
         raise unsupported(f"ModelOpt {listed}", where, f"for example {first}: {layers[first]}")
-
-
-def _kv_cache(fields: Fields) -> str | None:
-    """Declared precision of the KV cache; some producers write a string for the object."""
-    if isinstance(fields.values.get("kv_cache_scheme"), str):
-        return fields.string("kv_cache_scheme")
-    if (scheme := fields.section("kv_cache_scheme")) is not None:
-        return f"{scheme.string('type', default='')}{scheme.integer('num_bits', default=8)}"
-    return fields.string("kv_cache_quant_algo", default=None)

@@ -1,8 +1,10 @@
 """Which modules a quantization config names, whatever dialect it is written in.
 
 Producers write exact names, parents of modules, shell globs (`*` crosses dots), or `re:` followed
-by a regular expression matched from the start. Names may carry the wrappers of another class
-(`model.language_model.layers...`), so both sides are compared with and without them.
+by a regular expression matched from the start. Lists of modules that are not converted also hold
+parts of names, such as `visual` or `mlp.gate`, and expressions without a mark. Names may carry the
+wrappers of another class (`model.language_model.layers...`), so both sides are compared with and
+without them.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ class ModulePatterns:
         patterns: As written.
     """
 
-    def __init__(self, patterns: Iterable[str], where: str) -> None:
+    def __init__(self, patterns: Iterable[str], where: str, *, anywhere: bool = False) -> None:
         """Compile the patterns.
 
         Args:
             patterns: In any of the dialects.
             where: File and key, for messages.
+            anywhere: Whether a name without a mark may also be the middle of a module's name, and
+                an expression: `modules_to_not_convert` of AutoAWQ and transformers.
 
         Raises:
             InputError: A `re:` pattern is not a regular expression.
@@ -40,6 +44,8 @@ class ModulePatterns:
         for pattern in self.patterns:
             if pattern.startswith("re:"):
                 self._compiled[pattern] = _regex(pattern[3:], where)
+            elif anywhere:
+                self._compiled[pattern] = _part(pattern)
             elif _GLOB.search(pattern):
                 self._compiled[pattern] = re.compile(fnmatch.translate(without_wrappers(pattern)))
             else:
@@ -85,6 +91,17 @@ def _parents(module: str) -> list[str]:
     """The module and everything above it: `a.b.c`, `a.b`, `a`."""
     parts = module.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _part(pattern: str) -> re.Pattern[str]:
+    """Whole parts of a module's name, anywhere in it; or an expression from its start."""
+    text = without_wrappers(pattern.strip("."))
+    anywhere = rf"(?:.*\.)?{re.escape(text)}(?:\.|$)"
+    try:
+        return re.compile(rf"{anywhere}|(?:{text})(?:\.|$)")
+    except (re.error, RecursionError, OverflowError):  # a glob, or a name
+        glob = fnmatch.translate(text) if _GLOB.search(text) else anywhere
+        return re.compile(rf"{anywhere}|{glob}")
 
 
 def _regex(text: str, where: str) -> re.Pattern[str]:

@@ -3,67 +3,37 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from edgecc.errors import Diagnostic, InputError, Severity
 from edgecc.frontends.checkpoint import Checkpoint
-from edgecc.frontends.fields import Fields
-from edgecc.frontends.quantization.fp8 import fp8_parts
-from edgecc.frontends.quantization.layouts import foreign_layout, foreign_tensors, unsupported
-from edgecc.frontends.quantization.modelopt import (
-    ALGORITHMS,
-    WEIGHT_ONLY,
-    Declaration,
-    form,
-    read_declaration,
-)
-from edgecc.frontends.quantization.nvfp4 import nvfp4_parts
-from edgecc.ir.encodings import Dense, Encoding
+from edgecc.frontends.quantization import fp4, fp8, words
+from edgecc.frontends.quantization.declaration import Declaration, Scheme, form
+from edgecc.frontends.quantization.layouts import foreign_layout, unsupported
+from edgecc.frontends.quantization.metadata import read_declaration
+from edgecc.frontends.quantization.names import as_weight, value_tensor
+from edgecc.frontends.quantization.stored import EncodedWeight
+from edgecc.ir.encodings import Dense
 from edgecc.ir.types import DType, format_shape
 
-_MODELOPT = ("modelopt", "modelopt_fp4")
-_PACKED = {DType.U8: nvfp4_parts, DType.F8E4M3: fp8_parts}
+Reader: TypeAlias = Callable[[Checkpoint, str, tuple[int, ...], "Scheme | None"], EncodedWeight]
 _CACHE_SCALES = (".k_scale", ".v_scale")
 _DENSE = (DType.BF16, DType.F16, DType.F32, DType.F64)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedWeight:
-    """How one weight is stored.
-
-    Attributes:
-        encoding: Its layout.
-        parts: Component name of the encoding -> tensor in the checkpoint.
-        module: The module it belongs to (or the tensor's own name).
-        shape: Logical shape.
-    """
-
-    encoding: Encoding
-    parts: Mapping[str, str]
-    module: str
-    shape: tuple[int, ...]
+_SCALES = ("weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale")
+_WORDS: Mapping[str, Reader] = {"awq": words.read_awq, "gptq": words.read_gptq}
 
 
 def read_quantization(checkpoint: Checkpoint) -> Quantization:
     """Find out which quantization method a checkpoint declares.
 
     Raises:
-        InputError: The metadata has a wrong type.
+        InputError: The metadata has a wrong type, or is missing.
         UnsupportedError: The declared method, or one that tensor names give away, is not supported.
     """
-    block, side = _metadata(checkpoint)
-    if block is not None:
-        _check_method(block)
-    if block is not None or side is not None:
-        return Quantization(checkpoint, read_declaration(block, side))
-    if (foreign := foreign_tensors(checkpoint.tensors)) is not None:
-        producer, name, count = foreign
-        raise unsupported(
-            producer, checkpoint.location(name), f"{count} such tensors, and no metadata about them"
-        )
-    return Quantization(checkpoint, None)
+    return Quantization(checkpoint, read_declaration(checkpoint))
 
 
 class Quantization:
@@ -83,9 +53,10 @@ class Quantization:
         self._not_packed: set[str] = set()
         self._otherwise: dict[str, str] = {}
         self._not_declared: set[str] = set()
+        self._other_groups: dict[str, str] = {}
 
     def weight(self, module: str, shape: tuple[int, ...]) -> EncodedWeight:
-        """The weight `module + ".weight"` of a linear layer, embedding or norm.
+        """The weight of a linear layer, embedding or norm: `module + ".weight"`, or packed.
 
         The layout follows from the dtype of the weight and the tensors beside it, never from
         shapes: a packed matrix of half the width can have the very shape a dense one should have.
@@ -99,20 +70,62 @@ class Quantization:
                 global scale is not a positive number.
             UnsupportedError: The module is stored in a layout edgecc cannot read.
         """
-        key = f"{module}.weight"
         if (layout := foreign_layout(self.checkpoint.tensors, module, shape)) is not None:
             raise unsupported(layout, f"{self.checkpoint.role}: {module}")
-        read_parts = _PACKED.get(self.checkpoint.info(key).dtype)
-        if read_parts is None:
-            weight = self._dense(key, module, shape)
+        read = self._reader(module)
+        if read is None:
+            weight = self._dense(f"{module}.weight", module, shape)
         else:
-            weight_only = self._expected(module) in WEIGHT_ONLY
-            encoding, parts = read_parts(self.checkpoint, module, shape, weight_only=weight_only)
-            weight = EncodedWeight(encoding, parts, module, shape)
-            # A scale that weight-only execution leaves out still belongs to this weight.
-            self.consumed |= {f"{module}.input_scale"} & self.checkpoint.tensors.keys()
+            weight = read(self.checkpoint, module, shape, self._expected(module))
         self._cross_check(weight)
         return self._consume(weight)
+
+    def size(self, module: str) -> tuple[int, int] | None:
+        """Rows and columns of a stored matrix; None if it is not stored or not in a known layout.
+
+        What reading would refuse is not checked.
+        """
+        key = value_tensor(self.checkpoint.tensors, module)
+        shape = self.checkpoint.info(key).shape if key is not None else ()
+        blocks = key is not None and key.endswith("_blocks")
+        if key is None or len(shape) != (3 if blocks else 2):
+            return None
+        rows, columns = shape[0], math.prod(shape[1:])
+        dtype = self.checkpoint.info(key).dtype
+        if key.endswith(".qweight"):
+            by_row = self._method == "gptq"
+            return (columns, 8 * rows) if by_row else (8 * columns, rows)
+        if dtype is DType.I32 and key.endswith(".weight_packed"):
+            return rows, 8 * columns
+        if dtype.is_float:
+            return rows, columns
+        return (rows, 2 * columns) if dtype is DType.U8 else None  # FP4: two codes a byte
+
+    @property
+    def _method(self) -> str:
+        return self.declaration.method if self.declaration is not None else ""
+
+    def _reader(self, module: str) -> Reader | None:
+        """Who reads the layout of a module, by the tensor with its values; None: it is dense.
+
+        Raises:
+            InputError: There is no such tensor.
+            UnsupportedError: It is packed in an order that the metadata does not tell.
+        """
+        key = value_tensor(self.checkpoint.tensors, module) or f"{module}.weight"
+        dtype = self.checkpoint.info(key).dtype
+        if key.endswith("_blocks"):
+            return fp4.read_blocks
+        if key.endswith(".qweight"):
+            if self._method not in _WORDS:
+                raise unsupported(
+                    f"AWQ or GPTQ below metadata of {self._method or 'no method'}",
+                    self.checkpoint.location(key),
+                )
+            return _WORDS[self._method]
+        if key.endswith(".weight_packed"):
+            return fp4.read_bytes if dtype is DType.U8 else words.read_packed
+        return {DType.U8: fp4.read_bytes, DType.F8E4M3: fp8.read_fp8}.get(dtype)
 
     def tensor(self, key: str, shape: tuple[int, ...]) -> EncodedWeight:
         """A dense parameter by its full name: a bias, a table.
@@ -145,6 +158,12 @@ class Quantization:
                 "quant/stored-otherwise",
                 "modules are stored in another format than declared; they are read as stored",
                 [f"{module}: {what}" for module, what in sorted(self._otherwise.items())],
+                where,
+            ),
+            *_listed(
+                "quant/group-size",
+                "modules have groups of another size than declared; the stored scales count",
+                [f"{module}: {what}" for module, what in sorted(self._other_groups.items())],
                 where,
             ),
             *_listed(
@@ -201,7 +220,7 @@ class Quantization:
                 where=where,
                 help="config and weights may be of different revisions: fetch both again",
             )
-        for component in ("weight_scale", "weight_scale_2"):
+        for component in _SCALES:
             if (scale := f"{module}.{component}") in self.checkpoint.tensors:
                 raise InputError(
                     "quant/stray-scale",
@@ -211,7 +230,7 @@ class Quantization:
                 )
         return EncodedWeight(Dense(info.dtype), {"weight": key}, module, shape)
 
-    def _expected(self, module: str) -> str | None:
+    def _expected(self, module: str) -> Scheme | None:
         return self.declaration.expects(module) if self.declaration is not None else None
 
     def _cross_check(self, weight: EncodedWeight) -> None:
@@ -219,25 +238,32 @@ class Quantization:
         packed = not isinstance(weight.encoding, Dense)
         if packed and expected is None:
             self._not_declared.add(weight.module)
-        elif packed and form(weight.encoding) not in ALGORITHMS.get(expected or "", ()):
-            self._otherwise[weight.module] = f"{form(weight.encoding)}, declared {expected}"
+        elif packed and expected is not None and not expected.allows(weight.encoding):
+            self._otherwise[weight.module] = f"{form(weight.encoding)}, declared {expected.name}"
+        elif packed and expected is not None and expected.group is not None:
+            self._compare_groups(weight, expected.group)
         # Metadata speaks of linear layers: norms and embedding tables are never meant.
         linear = len(weight.shape) == 2 and "embed" not in weight.module.rpartition(".")[2]
         if linear and expected is not None and not packed:
             self._not_packed.add(weight.module)
 
+    def _compare_groups(self, weight: EncodedWeight, declared: int) -> None:
+        stored = getattr(weight.encoding, "group", None)
+        wanted = weight.shape[1] if declared == -1 else declared
+        if stored not in (None, wanted):
+            self._other_groups[weight.module] = f"groups of {stored} columns, declared {declared}"
+
     def _consume(self, weight: EncodedWeight) -> EncodedWeight:
-        self.consumed.update(weight.parts.values())
+        # What weight-only execution leaves out still belongs to the weight.
+        self.consumed.update(weight.parts.values(), weight.beside)
         encoding = weight.encoding
         name = encoding.dtype.value if isinstance(encoding, Dense) else encoding.kind
         self._encodings[weight.module] = name
         return weight
 
     def _declaration_notes(self, declaration: Declaration) -> list[Diagnostic]:
-        modules = {name.rpartition(".")[0] for name in self.checkpoint.tensors}
-        unused = list(declaration.excluded.unused(modules))
-        if declaration.quantized is not None:
-            unused += declaration.quantized.unused(modules)
+        modules = {as_weight(n).rpartition(".")[0] for n in self.checkpoint.tensors}
+        unused = [*declaration.excluded.unused(modules), *declaration.patterns.unused(modules)]
         found = _listed(
             "quant/unused-pattern",
             "patterns of the quantization config name no stored module",
@@ -256,34 +282,6 @@ class Quantization:
                 )
             )
         return found
-
-
-def _metadata(checkpoint: Checkpoint) -> tuple[Fields | None, Fields | None]:
-    """`quantization_config` of config.json, and `quantization` of hf_quant_config.json."""
-    top = Fields(checkpoint.config, f"{checkpoint.role}/config.json")
-    if "compression_config" in top:
-        raise unsupported("compressed-tensors", top.at("compression_config"))
-    if "quantization" in top:
-        raise unsupported("MLX", top.at("quantization"))
-    places = (top, top.section("text_config"))
-    blocks = (place.section("quantization_config") for place in places if place is not None)
-    block = next((found for found in blocks if found is not None and found.values), None)
-    side = checkpoint.json("hf_quant_config.json")
-    if side is None:
-        return block, None
-    return block, Fields(side, f"{checkpoint.role}/hf_quant_config.json").section("quantization")
-
-
-def _check_method(block: Fields) -> None:
-    """Raise for every method but ModelOpt's."""
-    if block.values.get("load_in_4bit") or block.values.get("load_in_8bit"):
-        raise unsupported("bitsandbytes", block.where)
-    method = block.string("quant_method", default="").lower()
-    producer = block.section("producer")
-    by_modelopt = producer is not None and producer.string("name", default="") == "modelopt"
-    if method in _MODELOPT or (not method and ("quant_algo" in block or by_modelopt)):
-        return
-    raise unsupported(repr(method) if method else "an unnamed method", block.at("quant_method"))
 
 
 def _listed(

@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
-from edgecc.frontends.quantization.reader import EncodedWeight
-from edgecc.ir.encodings import FP8, NVFP4
+from edgecc.frontends.quantization.stored import EncodedWeight
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4
+from edgecc.ir.types import DType
 
 _CHUNK = 4 << 20
 """Bytes looked at together."""
+
+_E8M0_NAN = 0xFF
 
 _HELP = "the file is damaged: fetch or export the checkpoint again"
 
@@ -23,16 +26,21 @@ def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
 
     NVFP4: a block scale must be a number without sign bit, and may be zero only where all values of
     its block are zero; every code is a number, so one ninth of the weight's bytes is read. FP8: a
-    scale must be positive and finite, and no element may be NaN. Other encodings have nothing to
-    check. Reads by blocks of rows.
+    scale must be positive and finite, and no element may be NaN. MXFP4: a scale must be a number.
+    Other encodings have nothing to check. Reads by blocks of rows.
 
     Raises:
         InputError: A scale or an element is bad; its place is named.
     """
     if isinstance(weight.encoding, NVFP4):
         _check_nvfp4(checkpoint, weight, weight.encoding.block)
+    elif isinstance(weight.encoding, MXFP4):
+        _check_exponents(checkpoint, weight.parts["weight_scale"])
     elif isinstance(weight.encoding, FP8):
-        _check_factors(checkpoint, weight.parts["weight_scale"])
+        if weight.encoding.scale_dtype is DType.F8E8M0:
+            _check_exponents(checkpoint, weight.parts["weight_scale"])
+        else:
+            _check_factors(checkpoint, weight.parts["weight_scale"])
         _check_elements(checkpoint, weight.parts["weight"])
 
 
@@ -53,6 +61,20 @@ def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> N
             lossy = zero & _filled_blocks(packed, block)
             if lossy.any():
                 _fail(checkpoint, weight, block, lossy, start, scales)
+
+
+def _check_exponents(checkpoint: Checkpoint, key: str) -> None:
+    """Powers of two: all bytes but the last one are numbers."""
+    stored = checkpoint.read(key).view(np.uint8)
+    if stored.size and stored.max() == _E8M0_NAN:
+        place = [int(i) for i in np.argwhere(stored == _E8M0_NAN)[0]]
+        raise InputError(
+            "quant/bad-scale",
+            f"the scale at {place} is NaN (byte 0xff), expected a power of two",
+            where=checkpoint.location(key),
+            notes=(f"{int((stored == _E8M0_NAN).sum())} such scales",),
+            help=_HELP,
+        )
 
 
 def _check_factors(checkpoint: Checkpoint, key: str) -> None:

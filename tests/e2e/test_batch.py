@@ -38,6 +38,7 @@ REQUESTS = st.fixed_dictionaries(
         "length": st.one_of(st.integers(1, 40), st.sampled_from([64, 100, LENGTH - 1, LENGTH - 3])),
         "max_new_tokens": st.integers(1, 24),
         "proposals": st.integers(0, 7),
+        "threshold": st.sampled_from([0.0, 0.0, 0.2, 0.5]),
         "stops_at": st.one_of(st.none(), st.integers(0, 12)),
         "joins": st.integers(0, 6),
         "leaves": st.sampled_from([2, 4, 99, 99, 99]),
@@ -54,6 +55,7 @@ def make_request(generator, wanted, seed):
         max_new_tokens=wanted["max_new_tokens"],
         speculation=steps > 0,
         num_speculative_tokens=steps or None,
+        confidence_threshold=wanted["threshold"] * generator.model.draft.tells_confidence,
         ignore_eos=True,
         temperature=wanted["temperature"],
         seed=seed,
@@ -66,6 +68,7 @@ def alone(generator, request):
         max_new_tokens=request.max_new_tokens,
         speculation=request.num_speculative_tokens > 0,
         num_speculative_tokens=request.num_speculative_tokens or None,
+        confidence_threshold=request.confidence_threshold,
         ignore_eos=True,
         sampling=request.sampling,
     )

@@ -104,6 +104,27 @@ def test_layouts_differ(tmp_path: Path) -> None:
     assert not np.allclose(found, shifted[:-1])
 
 
+def test_slots_see_each_other_both_ways(tmp_path: Path) -> None:
+    """No key speaks of causality: then a later slot reaches the earlier ones, as in training."""
+    short, long = (pair(tmp_path / str(size), block_size=size) for size in (2, 5))
+    first, second = (made.found(IDS, 79)["draft_logits"][0] for made in (short, long))
+    assert np.abs(first - second).max() > 1e-3
+    for made in (short, long):
+        assert "causal" not in (made.draft_path / "config.json").read_text()
+        made.check()
+
+
+@pytest.mark.parametrize("declared", [True, None])
+def test_a_confidence_head_without_markov_head_is_told(
+    tmp_path: Path, declared: bool | None
+) -> None:
+    """Rank 0: it cannot have been trained with the head's embedding, and nothing reads it."""
+    options = {**ZLAB, "confidence_head": True, "confidence_head_with_markov": declared}
+    made = pair(tmp_path, **options)
+    made.check()
+    assert [d for d in made.lifted.module.decisions if "confidence_head.proj.weight" in d]
+
+
 def test_fewer_proposals_are_the_first_ones(tmp_path: Path) -> None:
     full = pair(tmp_path / "full").found(IDS, 79)["proposals"].tolist()
     for steps in (1, 2, 3):

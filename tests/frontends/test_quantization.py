@@ -332,14 +332,15 @@ def test_metadata_in_the_side_file_only(target: Path) -> None:
     found = quantization(target)
     found.weight("lm_head", HEAD)
     assert found.declaration is not None
-    assert found.declaration.algorithm == "NVFP4"
+    assert found.declaration.default is not None
+    assert found.declaration.default.name == "NVFP4"
     assert found.findings == []
 
 
 def test_metadata_inside_the_text_config(target: Path) -> None:
-    text = {"quantization_config": {"quant_method": "awq"}}
+    text = {"quantization_config": {"quant_method": "hqq"}}
     edit_json(target / "config.json", quantization_config={}, text_config=text)
-    with pytest.raises(UnsupportedError, match="awq") as caught:
+    with pytest.raises(UnsupportedError, match="hqq") as caught:
         quantization(target)
     assert "text_config.quantization_config" in caught.value.diagnostics[0].where
 
@@ -420,11 +421,11 @@ def test_mixed_precision_of_supported_formats(target: Path) -> None:
 
 
 def test_mixed_precision_with_an_unsupported_format_is_counted(target: Path) -> None:
-    layers = {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "MXFP8"} for i in range(3)}
+    layers = {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "NVFP4_AWQ"} for i in range(3)}
     layers["lm_head"] = {"quant_algo": "NVFP4"}
     block = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     edit_json(target / "config.json", quantization_config={**block, "quantized_layers": layers})
-    with pytest.raises(UnsupportedError, match=r"MXFP8 \(3 modules\)"):
+    with pytest.raises(UnsupportedError, match=r"NVFP4_AWQ \(3 modules\)"):
         quantization(target)
 
 
@@ -464,17 +465,31 @@ def test_metadata_of_wrong_types(target: Path, block: object) -> None:
 @pytest.mark.parametrize(
     ("block", "name"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "FP8 e5m2"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"load_in_8bit": True}, "bitsandbytes"),
-        ({"quant_method": "awq", "bits": 4}, "awq"),
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ in the order 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "format": "llm-awq"}, "AWQ in the order 'llm-awq'"),
+        ({"quant_method": "awq", "bits": 8, "group_size": 64}, "AWQ with 8 bits"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 64}, "GPTQ with 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int64"}, "words of int64"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}},
+            "sparse-bitmask",
+        ),
+        ({"quant_method": "compressed-tensors", "transform_config": {}}, "transforms"),
+        *(
+            ({"quant_method": name}, name)
+            for name in (
+                *("aqlm", "vptq", "quanto", "eetq", "higgs", "hqq", "fbgemm_fp8", "torchao"),
+                *("gguf", "bitnet", "spqr", "quark", "fp_quant", "auto-round", "sinq", "metal"),
+                *("fouroversix", "nvfp4", "mxfp8", "exl2", "exl3"),
+            )
+        ),
         ({"bits": 4}, "unnamed"),
-        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "MXFP8"),
-        ({"quant_method": "modelopt", "quant_algo": "mxfp4"}, "MXFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, "W4A8_MXFP4_FP8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}, "W4A8_NVFP4_FP8"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "W4A16_AWQ"),
@@ -491,9 +506,8 @@ def test_unsupported_methods_are_named_before_anything_else(
     assert "FP8_PB_WO" in caught.value.diagnostics[0].help
 
 
-@pytest.mark.parametrize("key", ["compression_config", "quantization"])
-def test_other_keys_of_other_producers(dense: Path, key: str) -> None:
-    edit_json(dense / "config.json", **{key: {"bits": 4}})
+def test_the_key_of_mlx(dense: Path) -> None:
+    edit_json(dense / "config.json", quantization={"bits": 4})
     with pytest.raises(UnsupportedError):
         quantization(dense)
 
@@ -507,19 +521,17 @@ def f32(*shape: int) -> np.ndarray[Any, Any]:
 
 
 FOREIGN: dict[str, tuple[dict[str, np.ndarray[Any, Any]], str]] = {
-    "FP8 inverse": ({"weight": f32(32, 64).astype(E4M3), "weight_scale_inv": f32(1, 1)}, "grained"),
     "FP8 E5M2": ({"weight": f32(32, 64).astype(ml_dtypes.float8_e5m2)}, "FP8 E5M2"),
-    "MXFP8": ({"weight": f32(32, 64).astype(E4M3), "weight_scale": u8(32, 2)}, "MXFP8"),
-    "MXFP4": ({"weight": u8(32, 32), "weight_scale": u8(32, 2)}, "MXFP4"),
-    "MXFP4 of gpt-oss": ({"_blocks": u8(32, 2, 16), "_scales": u8(32, 2)}, "MXFP4"),
+    "FP8 with zero points": (
+        {"weight": f32(32, 64).astype(E4M3), "weight_scale": f32(1), "weight_zero_point": f32(1)},
+        "FP8 with zero points",
+    ),
+    "sparse": ({"weight": f32(32, 64), "bitmask": u8(32, 8)}, "sparse-bitmask"),
     "INT4": ({"weight": u8(16, 64), "weight_scale": f32(32, 4)}, "INT4"),
     "INT8": ({"weight": u8(32, 64).view(np.int8), "weight_scale": f32(32)}, "INT8"),
     "W4A8": ({"weight": u8(32, 32), "weight_scale": f32(32, 2).astype(E4M3)}, "blocks of 32"),
     "NVFP4_AWQ": ({"weight": u8(32, 32), "pre_quant_scale": f32(64)}, "AWQ"),
     "NVFP4_SVD": ({"weight": u8(32, 32), "svdquant_lora_a": f32(4, 64)}, "NVFP4_SVD"),
-    "compressed-tensors": ({"weight_packed": u8(32, 32)}, "compressed-tensors"),
-    "AWQ": ({"qweight": u8(64, 16).view(np.int32), "scales": f32(1, 32)}, "AWQ or GPTQ"),
-    "GPTQ": ({"qweight": u8(8, 128).view(np.int32), "g_idx": u8(64).view(np.int32)}, "GPTQ"),
     "bitsandbytes": ({"weight": u8(1024, 1), "weight.absmax": f32(32)}, "bitsandbytes"),
     "bitsandbytes 8": ({"weight": u8(32, 64).view(np.int8), "SCB": f32(32)}, "bitsandbytes"),
     "MLX": ({"weight": u8(32, 32).view(np.uint32), "scales": f32(32, 1)}, "MLX"),
@@ -540,9 +552,27 @@ def test_unsupported_layouts_are_named_by_their_tensors(target: Path, case: str)
 
 
 def test_foreign_tensors_without_any_metadata_are_named_at_once(dense: Path) -> None:
-    edit_tensors(dense, lambda t: t | stored(FOREIGN["compressed-tensors"][0]))
-    with pytest.raises(UnsupportedError, match="compressed-tensors"):
+    edit_tensors(dense, lambda t: t | stored(FOREIGN["bitsandbytes"][0]))
+    with pytest.raises(UnsupportedError, match="bitsandbytes"):
         quantization(dense)
+
+
+@pytest.mark.parametrize(
+    "ending", [".qweight", ".weight_packed", ".weight_scale_inv", ".weight_global_scale", "_blocks"]
+)
+def test_weights_that_need_metadata(dense: Path, ending: str) -> None:
+    """Facts of AWQ and GPTQ are in the metadata alone; the others would be read by a guess."""
+    edit_tensors(dense, lambda t: t | {f"x{ending}": u8(32, 32)})
+    with pytest.raises(InputError, match="no metadata says how") as caught:
+        quantization(dense)
+    assert caught.value.id == "quant/no-metadata"
+    assert caught.value.diagnostics[0].where == f"target/model.safetensors: x{ending}"
+
+
+def test_words_below_metadata_of_another_method(target: Path) -> None:
+    edit_tensors(target, lambda t: t | {"x.qweight": u8(64, 16).view(np.int32)})
+    with pytest.raises(UnsupportedError, match="AWQ or GPTQ below metadata of modelopt"):
+        quantization(target).weight("x", (32, 64))
 
 
 # FP8

@@ -39,6 +39,7 @@ from helpers.broken_pairs import (
 )
 from helpers.checkpoints import DROP, write_draft, write_target
 from helpers.command_line import SMALL, TAPS
+from helpers.quantized_layouts import GPTQ
 from helpers.vision import write_vision_target
 
 
@@ -376,18 +377,74 @@ QUANTIZATION = [
     Case(
         "quant/unsupported-method",
         UNSUPPORTED,
-        "GPTQ by the config",
-        config("target", quantization_config={"quant_method": "gptq", "bits": 4}),
-        "gptq",
+        "HQQ by the config",
+        config("target", quantization_config={"quant_method": "hqq", "bits": 4}),
+        "hqq",
     ),
     Case(
         "quant/unsupported-method",
         UNSUPPORTED,
+        "GPTQ with 3 bits",
+        config("target", quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 32}),
+        "GPTQ with 3 bits",
+    ),
+    Case(
+        "quant/unsupported-method",
+        UNSUPPORTED,
+        "an order of AWQ that is not read",
+        config("target", quantization_config={"quant_method": "awq", "version": "gemv"}),
+        "'gemv'",
+    ),
+    Case(
+        "quant/unsupported-method",
+        UNSUPPORTED,
+        "bitsandbytes by the tensors",
+        all_of(
+            plain_target(), stored("target", {f"{Q}.weight.absmax": np.zeros((32, 16), np.uint8)})
+        ),
+        "bitsandbytes",
+    ),
+    Case(
+        "quant/no-metadata",
+        BAD,
         "compressed-tensors by the tensors",
         all_of(
             plain_target(), stored("target", {f"{Q}.weight_packed": np.zeros((32, 16), np.uint8)})
         ),
         "compressed-tensors",
+    ),
+    Case(
+        "quant/not-compressed",
+        BAD,
+        "a model that was saved while it was calibrated",
+        config(
+            "target",
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "quantization_status": "calibration",
+            },
+        ),
+        "calibration",
+    ),
+    Case(
+        "quant/bad-groups",
+        BAD,
+        "a column of a group that is not there",
+        all_of(
+            plain_target(),
+            config("target", quantization_config=GPTQ),
+            stored(
+                "target",
+                {
+                    f"{Q}.weight": DROP,
+                    f"{Q}.qweight": np.zeros((4, 32), np.int32),
+                    f"{Q}.qzeros": np.zeros((1, 4), np.int32),
+                    f"{Q}.scales": np.ones((1, 32), np.float16),
+                    f"{Q}.g_idx": np.ones(32, np.int32),
+                },
+            ),
+        ),
+        "column 0 is of group 1",
     ),
     Case(
         "quant/metadata-disagrees",
@@ -644,10 +701,17 @@ DRAFTS = [
     Case("draft/markov-rank", BAD, "another rank", config("draft", markov_rank=16), "16"),
     Case(
         "draft/markov-type",
-        UNSUPPORTED,
-        "a Markov head with a state",
+        BAD,
+        "a Markov head without the tensors of its type",
         config("draft", markov_head_type="rnn"),
-        "rnn",
+        "joint_proj",
+    ),
+    Case(
+        "draft/markov-type",
+        UNSUPPORTED,
+        "an unknown Markov head",
+        config("draft", markov_head_type="lstm"),
+        "lstm",
     ),
     Case(
         "draft/confidence-flag",

@@ -1,4 +1,4 @@
-"""`edgecc serve` as a process of its own."""
+"""Servers: in a thread of its own, and `edgecc serve` as a process of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,37 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from edgecc.backends.runtime import Generator
 from helpers.command_line import arguments_of, environment
+
+if TYPE_CHECKING:
+    from edgecc.backends.server import Server
+
+
+@contextmanager
+def serving(generator: Generator, **options: Any) -> Iterator[Server]:
+    """A server of the model `tiny` that listens at a free port."""
+    from edgecc.backends.server import Server, ServerOptions, bind
+
+    started = threading.Event()
+    server = Server(
+        generator,
+        ServerOptions(model_name="tiny", **options),
+        bind("127.0.0.1", 0),
+        on_start=lambda url: started.set(),
+        shutdown_timeout_s=10,
+    )
+    thread = threading.Thread(target=server.serve_until_told, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 @dataclass

@@ -305,7 +305,7 @@ def test_narrow_takes_a_type_of_16_bits(params):
 
 
 @pytest.mark.parametrize("count", range(3))
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [name for name, r in RECIPES.items() if not r.repacks])
 def test_number_of_inputs(recipe, count):
     allowed = {"concat_rows": {1, 2}, "rope_table": {0}, "quantize": {1, 2}}
     made = packed(np.random.default_rng(0), 2, 8).weight

@@ -35,6 +35,11 @@ def by_hash(num_tokens: int) -> Chooser:
     return lambda state, position: state * 48_271 // 7 % num_tokens
 
 
+def confidence_after(state: int) -> float:
+    """What the fake draft says about the proposal after a prefix, before the sigmoid."""
+    return state % 101 / 10 - 5
+
+
 def by_script(prompt_length: int, script: Sequence[int], then: int = 0) -> Chooser:
     """The tokens of a script after a prompt, whatever they are; then always the same one."""
 
@@ -267,7 +272,9 @@ class FakeDraft:
             return {Role.PROPOSALS: np.array([self.recorded[self.blocks - 1]], dtype=np.int64)}
         state = fold(self.states[-1], anchor)
         made: list[int] = []
+        confidence: list[float] = []
         for slot in range(self.proposals):
+            confidence.append(confidence_after(state))
             token = self.choose(state, start + slot)
             if slot == right:
                 wrong = (token + 1) % self.num_tokens
@@ -276,7 +283,10 @@ class FakeDraft:
                 token = self.num_tokens
             made.append(token)
             state = fold(state, token)
-        return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
+        return {
+            Role.PROPOSALS: np.array([made], dtype=np.int64),
+            Role.CONFIDENCE: np.array([confidence], dtype=np.float32),
+        }
 
 
 class Slots:
@@ -317,7 +327,10 @@ class Slots:
                 rows = own[Role.FEATURES].shape[1] + fake.proposals
                 assert length + rows <= fake.capacity, "no room for rows that nobody reads"
                 del fake.tokens[length:], fake.states[length:]  # garbage from here on
-                made = {Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64)}
+                made = {
+                    Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64),
+                    Role.CONFIDENCE: np.full((1, fake.proposals), np.nan, np.float32),
+                }
             else:
                 made = fake.run(own, outputs)
             parts.append({role: array.copy() for role, array in made.items()})
@@ -339,8 +352,10 @@ class ExecutableRounds:
         proposals: int,
         num_tokens: int,
         proposer: Proposer = PROPOSERS["dspark"],
+        confidence: bool = False,
     ) -> None:
         self.target, self.draft, self.proposer = target, draft, proposer
+        self.confidence = confidence
         self.proposals, self.num_tokens = proposals, num_tokens
         self.taps: Array | None = None
         self.ran: list[int] = []
@@ -352,17 +367,21 @@ class ExecutableRounds:
         assert following.shape == (max(features, 1),)
         self.ran.append(features)
         anchor = following[-1]
-        made = np.empty(0, dtype=np.int64)
+        made, scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         if features:
             assert self.draft is not None
-            made = self.draft.run(
+            asked = (Role.PROPOSALS, *((Role.CONFIDENCE,) if self.confidence else ()))
+            drafted = self.draft.run(
                 {
                     Role.FEATURES: self.features(features),
                     self.proposer.role: self.proposer.tokens(following.tolist()),
                     Role.CACHE_LENGTH: np.array([draft_length]),
                 },
-                (Role.PROPOSALS,),
-            )[Role.PROPOSALS][0].copy()
+                asked,
+            )
+            made = drafted[Role.PROPOSALS][0].copy()
+            if self.confidence:
+                scores = drafted[Role.CONFIDENCE][0].copy()
         rest = np.zeros(self.proposals - len(made), dtype=np.int64)
         valid = np.clip(made, 0, self.num_tokens - 1)
         ids = np.concatenate([[anchor], valid, rest])
@@ -380,7 +399,8 @@ class ExecutableRounds:
         else:
             assert not replay, "there is nothing to replay"
         results = self.target.run(inputs, outputs)
-        return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
+        chosen = results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1)
+        return GreedyRound(made, chosen, scores)
 
     def features(self, rows: int) -> Array:
         assert self.taps is not None
@@ -456,6 +476,7 @@ def make_pair(
     log_rows: int = 0,
     method: str = "dspark",
     logits: Callable[[int], Array] | None = None,
+    confidence: bool = False,
 ) -> Pair:
     """A fake pair; `plan=None` leaves the draft out, ``logits` replace `choose`."""
     if logits is not None:
@@ -474,7 +495,7 @@ def make_pair(
     )
     draft = info = None
     if plan is not None:
-        info = DraftInfo(proposals, proposals, draft_positions, method)
+        info = DraftInfo(proposals, proposals, draft_positions, method, confidence)
         draft = FakeDraft(
             choose,
             plan,
@@ -504,10 +525,12 @@ def make_pair(
 
 def on_device(pair: Pair) -> tuple[Pair, ExecutableRounds]:
     """The same pair with rounds on the device."""
-    proposals = pair.model.draft.num_speculative_tokens if pair.model.draft else 0
+    info = pair.model.draft
+    proposals = info.num_speculative_tokens if info else 0
     target, draft = pair.engine.target, pair.engine.draft
-    proposer = PROPOSERS[pair.model.draft.method if pair.model.draft else "dspark"]
-    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer)
+    proposer = PROPOSERS[info.method if info else "dspark"]
+    tells = info is not None and info.tells_confidence
+    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer, tells)
     watched = Watched(target, rounds, proposals)
     chunk = pair.model.prefill_chunk
     session = Session(watched, draft, prefill_chunk=chunk, rounds=rounds, proposer=proposer)

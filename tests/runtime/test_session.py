@@ -68,7 +68,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens and self.features and not self.proposed)
     @rule()
     def propose(self) -> None:
-        proposals = self.session.run(self.session.propose())
+        proposals = self.session.run(self.session.propose()).tokens
         assert len(proposals) == self.pair.draft.proposals
         assert self.session.pending == 0
         self.proposed = True

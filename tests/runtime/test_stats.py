@@ -12,15 +12,20 @@ from edgecc.backends.runtime.stats import BLOCK_CAUSES, CAUSES, AcceptanceMonito
 SECONDS = Seconds(target=0.5, draft=0.25, host=0.25)
 
 
-def verified(accepted: int, proposed: int = 3, reason: FinishReason | None = None) -> Round:
-    return Round((0,) * (accepted + 1), (0,) * proposed, accepted, SECONDS, finish_reason=reason)
+def verified(
+    accepted: int, proposed: int = 3, reason: FinishReason | None = None, withheld: int = 0
+) -> Round:
+    tokens = (0,) * (accepted + 1)
+    return Round(
+        tokens, (0,) * proposed, accepted, SECONDS, finish_reason=reason, withheld=withheld
+    )
 
 
 def example() -> Stats:
     stats = Stats(prompt_tokens=5)
     stats.add(Round((1,), (), 0, SECONDS, is_prompt=True))
     for accepted, proposed in [(0, 3), (3, 3), (1, 3), (3, 3), (0, 0)]:
-        stats.add(verified(accepted, proposed))
+        stats.add(verified(accepted, proposed, withheld=4 if proposed == 0 else 0))
     stats.new_tokens = 13
     return stats
 
@@ -32,6 +37,7 @@ def test_as_dict() -> None:
         "rounds": 5,
         "proposed_tokens": 12,
         "accepted_tokens": 7,
+        "withheld_tokens": 4,
         "tokens_per_step": 12 / 5,
         "acceptance_by_position": [3 / 4, 2 / 3, 1.0],
         "prompt_seconds": 1.0,
@@ -55,6 +61,7 @@ def test_render() -> None:
         "steps       5 target calls, 2.40 tokens each",
         "accepted    7 of 12 proposals",
         "by position 0.75 0.67 1.00",
+        "withheld    4 proposals of low confidence",
         "time        target 50%, draft 25%, host 25%",
         "warning     something looks wrong",
     ]

@@ -86,6 +86,16 @@ def test_events_tell_of_their_rounds(client: Any) -> None:
     assert not any(hasattr(event.choices[0], "edgecc") for event in without)
 
 
+def test_a_confidence_threshold_changes_what_is_verified(client: Any, server: Server) -> None:
+    name = 'edgecc_spec_decode_num_withheld_tokens_total{model_name="tiny"}'
+    everything = complete(client)
+    before = _metrics(server).get(name, 0)
+    sure = complete(client, extra_body={"confidence_threshold": 0.5})
+    assert sure.choices[0].text == everything.choices[0].text
+    assert 0 < sure.usage.draft_tokens < everything.usage.draft_tokens
+    assert _metrics(server)[name] > before
+
+
 def test_speculation_is_chosen_by_request_and_changes_no_text(client: Any) -> None:
     alone = complete(client, extra_body={"disable_spec_decode": True})
     one = complete(client, extra_body={"num_speculative_tokens": 1})
@@ -199,6 +209,8 @@ BAD: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "n": 100}, "server/too-many-choices"),
     ({"prompt": "a", "stop": ""}, "request/bad-stop"),
     ({"prompt": "a", "num_speculative_tokens": 99}, "request/bad-num-speculative-tokens"),
+    ({"prompt": "a", "confidence_threshold": 2}, "request/bad-confidence-threshold"),
+    ({"prompt": "a", "confidence_threshold": "high"}, "server/bad-field"),
     ({"prompt": [10**9]}, "request/token-out-of-range"),
     ({"prompt": "\ud800"}, "request/not-unicode"),
     ({"prompt": "a", "suffix": "b"}, "server/unsupported-field"),

@@ -57,6 +57,19 @@ def test_unknown_fields_of_a_strict_server(serve: Any) -> None:
     assert refused.json()["error"]["param"] == "bogus"
 
 
+def test_a_confidence_threshold_for_all_requests(serve: Any) -> None:
+    """A request may have another one, or none."""
+    body = {"prompt": "def f(x):", "max_tokens": 24, "temperature": 0}
+    with serve(confidence_threshold=1.0) as server:
+        url = f"{server.url}/v1/completions"
+        own = [{}, {"confidence_threshold": 0}, {"confidence_threshold": 0.5}]
+        none, everything, some = (httpx.post(url, json=body | o).json() for o in own)
+
+    assert none["choices"] == everything["choices"] == some["choices"]
+    counts = [a["usage"]["draft_tokens"] for a in (none, some, everything)]
+    assert counts[0] == 0 < counts[1] < counts[2]
+
+
 def test_a_full_queue(serve: Any) -> None:
     with serve(max_queued_requests=1) as server:
         url = f"{server.url}/v1/completions"

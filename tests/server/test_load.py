@@ -23,7 +23,8 @@ httpx = pytest.importorskip("httpx")
 psutil = pytest.importorskip("psutil")
 
 PROMPTS = ("def f(x):", "the", "import os\n", "class A:", "x = 1", "# " + "a long prompt " * 12)
-LENGTHS = (1, 5, 20, 60, 120)
+SHORT = (1, 5, 20)
+LENGTHS = (*SHORT, 60, 120)
 GROWTH = 16 * 2**20
 """Bytes that a server may grow by under a load that it has seen before."""
 
@@ -39,12 +40,12 @@ class Plan:
     patience_s: float
 
 
-def plans(count: int, seed: int) -> list[Plan]:
+def plans(count: int, lengths: Sequence[int], seed: int) -> list[Plan]:
     chance = random.Random(seed)
     return [
         Plan(
             chance.choice(PROMPTS),
-            chance.choice(LENGTHS),
+            chance.choice(lengths),
             chance.random() < 0.6,
             chance.randrange(8) if chance.random() < 0.25 else None,
             chance.uniform(0.001, 0.2) if chance.random() < 0.1 else 120.0,
@@ -135,7 +136,7 @@ def process(bundle: Path) -> Iterator[Served]:
         yield server
 
 
-def expected(url: str) -> dict[tuple[str, int], str]:
+def expected(url: str, lengths: Sequence[int]) -> dict[tuple[str, int], str]:
     """Each answer alone."""
     with httpx.Client(timeout=60) as client:
         return {
@@ -144,7 +145,7 @@ def expected(url: str) -> dict[tuple[str, int], str]:
                 json={"prompt": prompt, "max_tokens": length, "temperature": 0},
             ).json()["choices"][0]["text"]
             for prompt in PROMPTS
-            for length in LENGTHS
+            for length in lengths
         }
 
 
@@ -171,17 +172,17 @@ def wait_until_idle(url: str) -> None:
     raise AssertionError(busy)
 
 
-def check_load(process: Served, count: int, clients: int) -> Load:
+def check_load(process: Served, count: int, clients: int, lengths: Sequence[int]) -> Load:
     """A load twice over: the second one must find the server as the first one did."""
     url = process.url
     facts = psutil.Process(process.process.pid)
-    alone = expected(url)
+    alone = expected(url, lengths)
     before = {reason: ended(url, reason) for reason in ("stop", "length", "abort", "error")}
     tokens = metrics(url)['edgecc_generation_tokens_total{model_name="tiny"}']
     load = Load(url, alone)
     seen = []
     for seed in range(2):
-        load.run(plans(count, seed), clients)
+        load.run(plans(count, lengths, seed), clients)
         wait_until_idle(url)
         seen.append((facts.memory_info().rss, facts.num_fds()))
         assert httpx.get(f"{url}/health").status_code == 200
@@ -206,16 +207,16 @@ def check_load(process: Served, count: int, clients: int) -> Load:
     assert second - first < GROWTH
     assert files_later <= files + 2  # a client may be asking for metrics
     # Every slot still answers as it did.
-    load.run([Plan(p, 60, True, None, 120.0) for p in PROMPTS * 2], 3)
+    load.run([Plan(p, lengths[-1], True, None, 120.0) for p in PROMPTS * 2], 3)
     return load
 
 
 def test_a_small_load(process: Served) -> None:
-    check_load(process, 40, 12)
+    check_load(process, 40, 12, SHORT)
 
 
 @pytest.mark.slow
 def test_a_load(process: Served) -> None:
-    load = check_load(process, 200, 32)
+    load = check_load(process, 200, 32, LENGTHS)
 
     assert load.refused > 0

@@ -95,6 +95,14 @@ spec_method_option = click.option(
 """Kind of draft."""
 
 
+confidence_threshold_option = click.option(
+    "--confidence-threshold",
+    type=float,
+    metavar="P",
+    help="Verify no proposal that the draft's confidence head gives less than P, 0 to 1.",
+)
+
+
 def prompt_lookup_options(function: F) -> F:
     """How many tokens have to repeat where proposals are looked up."""
     for bound, text in (

@@ -15,7 +15,14 @@ import click
 from edgecc.backends.bundle_manifest import MANIFEST
 from edgecc.cli.cache_options import cache_dir_option
 from edgecc.cli.compile_command import models_of
-from edgecc.cli.options import Command, common, components_option, num_threads, offline_option
+from edgecc.cli.options import (
+    Command,
+    common,
+    components_option,
+    confidence_threshold_option,
+    num_threads,
+    offline_option,
+)
 from edgecc.cli.output import Console
 from edgecc.errors import Diagnostic, Severity, UnsupportedError, UsageError
 from edgecc.hub_layout import checkpoint_name
@@ -127,6 +134,7 @@ _COMPILE_FLAGS = (
     help="Proposals per round where a request does not say; default: as compiled.",
 )
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
+@confidence_threshold_option
 @click.option(
     "--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."
 )
@@ -290,6 +298,7 @@ def _options(model_name: str, flags: dict[str, Any]) -> ServerOptions:
         max_request_bytes=flags["max_request_bytes"],
         num_speculative_tokens=flags["num_speculative_tokens"],
         speculation=not flags["no_speculation"],
+        confidence_threshold=flags["confidence_threshold"],
         strict=flags["strict"],
         metrics=flags["metrics"],
         chat_page=flags["chat_page"],
@@ -327,7 +336,14 @@ def _template(name: str | None) -> str | None:
 
 
 def _check_proposals(generator: Any, options: ServerOptions) -> None:
-    """What is asked for by default must be possible: else each request would fail."""
+    """What is asked for by default must be possible: else each request would fail.
+
+    Raises:
+        UsageError: More proposals than were compiled.
+        RequestError: A confidence threshold that the draft does not have.
+    """
+    from edgecc.backends.runtime.request import check_confidence_threshold, check_lookup
+
     wanted = options.num_speculative_tokens
     draft = generator.model.draft
     most = draft.num_speculative_tokens if draft else 0
@@ -336,6 +352,8 @@ def _check_proposals(generator: Any, options: ServerOptions) -> None:
             "usage/num-speculative-tokens",
             f"--num-speculative-tokens is {wanted}, and the bundle was compiled for {most}",
         )
+    lookup = check_lookup(None, generator.model)
+    check_confidence_threshold(options.confidence_threshold, generator.model, lookup)
 
 
 def _is_local(host: str) -> bool:

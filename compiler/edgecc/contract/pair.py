@@ -8,6 +8,7 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import config_fields
 from edgecc.frontends.drafts.names import canonical_name
 from edgecc.frontends.fields import Fields
+from edgecc.frontends.quantization.names import as_weight
 from edgecc.frontends.strict_json import JsonObject
 
 
@@ -32,8 +33,8 @@ class Side:
 
     def stores(self, name: str) -> bool:
         """Whether a tensor is stored, by its canonical name, in whatever encoding."""
-        wanted = (name, f"{name}_packed")
-        return any(canonical_name(stored).endswith(wanted) for stored in self.checkpoint.tensors)
+        stored = map(canonical_name, self.checkpoint.tensors)
+        return any(as_weight(tensor).endswith(name) for tensor in stored)
 
     def quantization(self) -> tuple[Fields, ...]:
         """The objects that say how the weights are quantized, those that there are.

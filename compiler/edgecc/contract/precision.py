@@ -10,14 +10,16 @@ from edgecc.contract.examination import Examination
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.gather import Gather
 from edgecc.frontends.quantization import read_quantization
-from edgecc.frontends.quantization.modelopt import ALGORITHMS, Declaration, form
+from edgecc.frontends.quantization.declaration import Declaration, form
+from edgecc.frontends.quantization.names import as_weight
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import Dense, Encoding
-from edgecc.ir.weights import Alias, Stored, Unbound, Weight
+from edgecc.ir.recipes import RECIPES
+from edgecc.ir.weights import Alias, Derived, Stored, Unbound, Weight
 
 _SIDECAR = re.compile(
-    r".*(_scale|_scale_2|_scale_inv|\.[kvq]_scale|\.input_amax|_zero_point|_shape|\.g_idx|\.qzeros|"
-    r"\.scales|\.absmax|\.quant_map|\.SCB)"
+    r".*(_scales?|_scale_2|_scale_inv|\.[kvq]_scale|\.input_amax|_zero_point|_shape|[._]g_idx|"
+    r"\.qzeros|\.scales|\.absmax|\.quant_map|\.SCB)"
 )
 """Tensors that say how to read another one."""
 
@@ -72,13 +74,24 @@ def _rows_of(checkpoint: Checkpoint, module: Module | None) -> Iterator[Row]:
 
 
 def _by_key(module: Module | None, role: str) -> dict[str, Weight]:
-    """Weights by the tensor that holds their values."""
+    """Weights by the tensor that holds their values; packed words are the weight made of them."""
     found: dict[str, Weight] = {}
+    made: dict[str, Weight] = {}
+    parts: set[str] = set()
     for weight in module.weights.values() if module is not None else ():
-        if isinstance(weight.source, Stored) and weight.source.checkpoint == role:
-            values = next(p.key for p in weight.source.parts if p.component == "weight")
-            found[values] = weight
-    return found
+        source = weight.source
+        if isinstance(source, Stored) and source.checkpoint == role:
+            found[_key(source)] = weight
+        elif module is not None and isinstance(source, Derived) and RECIPES[source.recipe].repacks:
+            inputs = [module.weights[i].source for i in source.inputs]
+            keys = [_key(i) for i in inputs if isinstance(i, Stored) and i.checkpoint == role]
+            made |= dict.fromkeys(keys[:1], weight)
+            parts |= set(keys[1:])
+    return {key: weight for key, weight in (found | made).items() if key not in parts}
+
+
+def _key(source: Stored) -> str:
+    return next(p.key for p in source.parts if p.component == "weight")
 
 
 def _declaration(checkpoint: Checkpoint) -> Declaration | None:
@@ -89,7 +102,7 @@ def _declaration(checkpoint: Checkpoint) -> Declaration | None:
 
 def _declared(declaration: Declaration | None, name: str, weight: Weight) -> tuple[str, bool]:
     """What the metadata says about a weight, and whether it is so."""
-    module = name.removesuffix(".weight")
+    module = as_weight(name).removesuffix(".weight")
     linear = len(weight.shape) == 2 and "embed" not in module.rpartition(".")[2]
     dense = isinstance(weight.encoding, Dense)
     if not linear and dense:
@@ -97,7 +110,7 @@ def _declared(declaration: Declaration | None, name: str, weight: Weight) -> tup
     expected = declaration.expects(module) if declaration is not None else None
     if expected is None:
         return "unquantized" if declaration is not None else "nothing", dense
-    return expected, not dense and form(weight.encoding) in ALGORITHMS.get(expected, ())
+    return expected.name, not dense and expected.allows(weight.encoding)
 
 
 def _format(encoding: Encoding) -> str:

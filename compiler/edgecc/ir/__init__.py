@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgecc.ir.builder import Builder
     from edgecc.ir.compare import diff, equal, fingerprint
     from edgecc.ir.core import Graph, Input, Location, Module, Node, Output, Value
-    from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
+    from edgecc.ir.encodings import FP8, MXFP4, NVFP4, Dense, Encoding, Int4, Int8, Int8Block
     from edgecc.ir.interpreter import Interpreter, evaluate
     from edgecc.ir.parser import parse_module, read_module
     from edgecc.ir.parser import parse_module as parse
@@ -40,7 +40,16 @@ _NAMES = {
     "edgecc.ir.builder": ("Builder",),
     "edgecc.ir.compare": ("diff", "equal", "fingerprint"),
     "edgecc.ir.core": ("Graph", "Input", "Location", "Module", "Node", "Output", "Value"),
-    "edgecc.ir.encodings": ("FP8", "NVFP4", "Dense", "Encoding", "Int4", "Int8", "Int8Block"),
+    "edgecc.ir.encodings": (
+        "FP8",
+        "MXFP4",
+        "NVFP4",
+        "Dense",
+        "Encoding",
+        "Int4",
+        "Int8",
+        "Int8Block",
+    ),
     "edgecc.ir.interpreter": ("Interpreter", "evaluate"),
     "edgecc.ir.parser": ("parse_module", "read_module"),
     "edgecc.ir.printer": ("print_module",),
@@ -58,6 +67,7 @@ _LAZY["parse"] = ("edgecc.ir.parser", "parse_module")  # short for people: `ir.p
 
 __all__ = [
     "FP8",
+    "MXFP4",
     "NVFP4",
     "Alias",
     "Builder",

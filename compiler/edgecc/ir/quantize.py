@@ -16,6 +16,9 @@ from edgecc import fp8, integers, nvfp4
 from edgecc.ir.encodings import FP8, NVFP4, Array, Encoding, Int4, Int8, parse_encoding
 from edgecc.ir.types import DType
 
+_AS_STORED = ("input_scale", "divisor", "zero_point", "ordered")
+"""Variants of encodings that are read and not made."""
+
 Largest: TypeAlias = Callable[[], np.floating[Any]]
 """Gives the largest magnitude of a weight; called only where it is needed, for it reads it all."""
 
@@ -25,12 +28,12 @@ def target_encoding(text: str) -> Encoding:
 
     Raises:
         ValueError: No such encoding, or values cannot be quantized to it: it has activation scales
-            (they need calibration) or scales of 16 bits.
+            (they need calibration), scales of 16 bits, a divisor, zero points or an order.
     """
     encoding = parse_encoding(text)
     if (
         type(encoding) not in _QUANTIZERS
-        or getattr(encoding, "input_scale", False)
+        or any(getattr(encoding, flag, False) for flag in _AS_STORED)
         or getattr(encoding, "scale_dtype", DType.F32) is not DType.F32
     ):
         raise ValueError(f"weights cannot be quantized to {encoding}")

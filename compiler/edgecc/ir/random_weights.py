@@ -56,6 +56,8 @@ def _codes(rng: np.random.Generator, name: str, component: Component) -> Array:
     dtype = component.dtype
     if is_scale(name, component):
         return np.ones(component.shape, dtype.numpy)
+    if component.below is not None:
+        return rng.integers(0, component.below, component.shape).astype(dtype.numpy)
     if dtype.is_float:
         values = rng.standard_normal(component.shape)
         return (np.abs(values) if dtype is DType.F8E8M0 else values).astype(dtype.numpy)

@@ -8,56 +8,38 @@ weight stays packed on disk.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
 from edgecc import nvfp4
-from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int8Block, IntShape
+from edgecc.ir.encodings import (
+    ACTIVATION_SCALES,
+    NVFP4,
+    Array,
+    Dense,
+    Encoding,
+    Int8Block,
+    IntShape,
+)
 from edgecc.ir.quantize import has_global_scale, quantize, target_encoding
+from edgecc.ir.recipe import Recipe
 from edgecc.ir.rope import RopeParams, rope_tables
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Derived, Param, Parts, Weight, WeightTable
+from edgecc.ir.word_recipes import WORD_RECIPES
 
 
-class Recipe(ABC):
-    """One way to make a weight."""
+def activation_scale(parts: Mapping[str, Array]) -> Array | None:
+    """The factor that activations are quantized with, f32 `[]`; None if none is stored.
 
-    name: ClassVar[str]
-    expands: ClassVar[bool] = False
-    inputs: ClassVar[int | None] = 1
-    """How many inputs it takes; None: at least one."""
-    sources: ClassVar[int | None] = None
-    """Of how many inputs, counted from the first, it has the values; None: of all. The others take
-    part in a scale only."""
-
-    def check(
-        self, inputs: Sequence[Weight], params: Mapping[str, Param]
-    ) -> tuple[IntShape, Encoding]:
-        """Shape and encoding of the result.
-
-        Raises:
-            ValueError: The number of inputs is wrong, or they cannot be combined.
-        """
-        wanted = self.inputs
-        if len(inputs) != wanted and (wanted is not None or not inputs):
-            expected = "at least 1" if wanted is None else wanted
-            raise ValueError(f"{self.name} takes {expected} inputs, got {len(inputs)}")
-        return self.result(inputs, params)
-
-    @abstractmethod
-    def result(
-        self, inputs: Sequence[Weight], params: Mapping[str, Param]
-    ) -> tuple[IntShape, Encoding]:
-        """Shape and encoding for the right number of inputs; see `check`."""
-
-    @abstractmethod
-    def rows(
-        self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
-    ) -> Parts:
-        """Component arrays of rows `start:stop` of the result."""
+    Args:
+        parts: Components of a packed weight.
+    """
+    if "input_global_scale" in parts:
+        return np.asarray(np.float32(1) / parts["input_global_scale"], np.float32)
+    scale = parts.get("input_scale")
+    return None if scale is None else np.asarray(scale.astype(np.float32))
 
 
 def same_layout(inputs: Sequence[Weight]) -> Encoding:
@@ -191,14 +173,22 @@ class Int8Codes(Recipe):
     ) -> Parts:
         """Codes and scales of a block of rows."""
         parts = table.read(source.inputs[0], start, stop)
+        encoding = table[table.resolve(source.inputs[0])].encoding
+        assert isinstance(encoding, NVFP4)
         codes, scale = nvfp4.int8_codes(
-            parts["weight"], parts["weight_scale"], parts["weight_scale_2"]
+            parts["weight"],
+            parts["weight_scale"],
+            parts[encoding.global_component],
+            divisor=encoding.divisor,
         )
         return {"weight": codes, "weight_scale": scale}
 
 
 class InputScale(Recipe):
-    """The calibrated activation scale that is stored with a packed weight: f32 `[]`."""
+    """The calibrated activation scale that is stored with a packed weight: f32 `[]`.
+
+    Where a divisor is stored it is the reciprocal of that, in float32.
+    """
 
     name = "input_scale"
     sources = 0
@@ -212,16 +202,17 @@ class InputScale(Recipe):
             ValueError: The encoding has no such scale.
         """
         encoding = inputs[0].encoding
-        if self.name not in encoding.components(inputs[0].shape):
+        if not any(c in encoding.components(inputs[0].shape) for c in ACTIVATION_SCALES):
             raise ValueError(f"{encoding} has no input_scale")
         return (), Dense(DType.F32)
 
     def rows(
         self, table: WeightTable, weight: Weight, source: Derived, start: int, stop: int
     ) -> Parts:
-        """The scalar, widened from 16 bits where it is stored in them."""
-        parts = table.read(source.inputs[0], 0, 1)
-        return {"weight": np.asarray(parts[self.name].astype(np.float32))}
+        """The scalar, widened from 16 bits or inverted where it is stored so."""
+        scale = activation_scale(table.read(source.inputs[0], 0, 1))
+        assert scale is not None
+        return {"weight": scale}
 
 
 class AddOne(Recipe):
@@ -387,6 +378,7 @@ def _stack(weight: Weight, blocks: Sequence[Parts], join: object) -> Parts:
 RECIPES: Mapping[str, Recipe] = {
     r.name: r
     for r in (
+        *WORD_RECIPES,
         AddOne(),
         ConcatRows(),
         Dequantize(),

@@ -19,6 +19,7 @@ import numpy as np
 
 from edgecc.ir.encodings import Dense
 from edgecc.ir.random_weights import random_parts
+from edgecc.ir.recipes import RECIPES
 from edgecc.ir.weights import BLOCK_BYTES, Derived, Parts, Stored, Weight, WeightTable
 
 SAMPLE_BYTES = 32 << 10
@@ -94,7 +95,7 @@ class SampledWeights(WeightTable):
     def _is_sampled(self, weight: Weight) -> bool:
         """Integers are ids and not numbers: they are always read."""
         encoding = weight.encoding
-        if not isinstance(weight.source, Stored) or not weight.shape:
+        if not _is_stored(weight) or not weight.shape:
             return False
         if isinstance(encoding, Dense) and not encoding.dtype.is_float:
             return False
@@ -128,25 +129,37 @@ class SampledWeights(WeightTable):
 
     def _tile(self, symbol: str, weight: Weight) -> Parts:
         source = weight.source
-        assert isinstance(source, Stored)
         key = f"{self._real.known_digest(symbol) or source!r} {weight.shape} {weight.encoding}"
         if key not in self._tiles:
             seed = hashlib.sha256(key.encode()).digest()
             rng = np.random.default_rng(np.frombuffer(seed, np.uint32))
-            self._tiles[key] = self._sample(rng, weight, source)
+            self._tiles[key] = self._sample(rng, symbol, weight)
         return self._tiles[key]
 
-    def _sample(self, rng: np.random.Generator, weight: Weight, source: Stored) -> Parts:
+    def _sample(self, rng: np.random.Generator, symbol: str, weight: Weight) -> Parts:
         """Random rows, with the real components that have none."""
         shape = (_period(weight), *weight.shape[1:])
         components = weight.encoding.components(shape)
-        reader = self.readers[source.checkpoint]
-        real = {
-            part.component: reader.read(part.key).reshape(components[part.component].shape)
-            for part in source.parts
-            if not components[part.component].rows
-        }
+        source = weight.source
+        if isinstance(source, Stored):
+            reader = self.readers[source.checkpoint]
+            real = {
+                part.component: reader.read(part.key).reshape(components[part.component].shape)
+                for part in source.parts
+                if not components[part.component].rows
+            }
+        else:
+            made = super().read(symbol, 0, 0)
+            real = {name: made[name] for name, c in components.items() if not c.rows}
         return random_parts(rng, shape, weight.encoding, real)
+
+
+def _is_stored(weight: Weight) -> bool:
+    """Whether the bytes of a weight are those of a checkpoint, or the same in another order."""
+    source = weight.source
+    if isinstance(source, Derived):
+        return RECIPES[source.recipe].repacks
+    return isinstance(source, Stored)
 
 
 def _is_rowwise(weight: Weight, source: Derived) -> bool:

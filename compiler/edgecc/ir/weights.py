@@ -16,6 +16,7 @@ import numpy as np
 
 from edgecc.errors import InputError, InternalError, LegalizeError
 from edgecc.ir.encodings import Array, Component, Encoding, IntShape
+from edgecc.ir.types import DType
 
 Parts: TypeAlias = dict[str, Array]
 Param: TypeAlias = int | float | str | bool
@@ -435,7 +436,16 @@ def _whole_groups(weight: Weight, start: int, stop: int | None) -> tuple[int, in
 
 
 def _stored(reader: TensorReader, key: str, component: Component, start: int, stop: int) -> Array:
-    """One component from a file, which may spell the axes after the first in another way."""
+    """One component from a file, which may spell the axes after the first in another way.
+
+    Producers store E8M0 exponents as u8.
+    """
     if not component.rows:
-        return reader.read(key).reshape(component.shape)
-    return reader.read(key, *component.cut(start, stop)).reshape((-1, *component.shape[1:]))
+        return _viewed(reader.read(key), component).reshape(component.shape)
+    block = _viewed(reader.read(key, *component.cut(start, stop)), component)
+    return block.reshape((-1, *component.shape[1:]))
+
+
+def _viewed(array: Array, component: Component) -> Array:
+    bytes_of_exponents = component.dtype is DType.F8E8M0 and array.dtype == np.uint8
+    return array.view(component.dtype.numpy) if bytes_of_exponents else array

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgecc.ir.encodings import (
     FP8,
+    MXFP4,
     NVFP4,
     Component,
     Dense,
@@ -32,15 +33,29 @@ ENCODINGS: Mapping[type[Encoding], tuple[Encoding, ...]] = {
     Dense: tuple(
         Dense(d) for d in (DType.F32, DType.BF16, DType.F16, DType.F64, DType.F8E4M3, DType.F8E5M2)
     ),
-    NVFP4: (NVFP4(4), NVFP4(2), NVFP4(4, input_scale=True)),
+    NVFP4: (
+        NVFP4(4),
+        NVFP4(2),
+        NVFP4(4, input_scale=True),
+        NVFP4(4, divisor=True, input_scale=True),
+    ),
+    MXFP4: (MXFP4(4), MXFP4(2)),
     FP8: (
         FP8("tensor"),
         FP8("channel", scale_dtype=DType.BF16),
         FP8("block", (2, 2)),
+        FP8("block", (1, 4), scale_dtype=DType.F8E8M0),
         FP8("tensor", input_scale=True),
     ),
     Int8: (Int8(), Int8(DType.BF16)),
-    Int4: (Int4(4), Int4(1)),
+    Int4: (
+        Int4(4),
+        Int4(1),
+        Int4(4, scale_dtype=DType.F16),
+        Int4(2, zero_point=True, scale_dtype=DType.BF16),
+        Int4(2, zero_point=True, ordered=True),
+        Int4(4, ordered=True),
+    ),
     Int8Block: (Int8Block(4), Int8Block(3), Int8Block(1)),
 }
 """Small blocks, so that small matrices have several."""
@@ -72,6 +87,9 @@ def random_weight(encoding: Encoding, shape: IntShape, seed: int) -> Inline:
 
 def _fill(rng: np.random.Generator, name: str, component: Component, seed: int) -> Array:
     dtype, shape = component.dtype, component.shape
+    if component.below is not None:
+        steps = np.arange(prod(shape)) * (3 if seed == 2 else 1)
+        return (steps % max(1, component.below)).reshape(shape).astype(dtype.numpy)
     if "scale" in name:
         if prod(shape) == 1 and not component.rows:
             return np.full(shape, 0.125 if seed == 2 else 0.0625).astype(dtype.numpy)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgecc.backends.tensorrt import forms
 
-BF16, F8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+BF16, F8, E8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 
 
 def e2m1(packed: NDArray) -> NDArray:
@@ -64,6 +64,21 @@ def stored(seed: int, layout: str, rows: int, columns: int, block=(4, 8)) -> dic
             "weight": codes[: rows // 2],
             "weight_scale": random.uniform(0.001, 2, (rows, columns // 8)).astype(np.float32),
         },
+        "nvfp4-divided": {
+            "weight": random.integers(0, 256, (rows, columns // 2), dtype=np.uint8),
+            "weight_scale": (codes[:, : columns // 16] & 127).view(F8),
+            "weight_global_scale": np.array(random.uniform(1, 1e4), np.float32),
+        },
+        "mxfp4": {
+            "weight": random.integers(0, 256, (rows, columns // 2), dtype=np.uint8),
+            "weight_scale": (codes[:, : columns // 16] // 8 + 110).view(E8),
+        },
+        "int4-ordered": {
+            "weight": codes[: rows // 2],
+            "weight_scale": random.uniform(0.001, 2, (rows, columns // 8)).astype(np.float16),
+            "weight_zero_point": random.integers(-8, 8, (rows, columns // 8)).astype(np.int8),
+            "group_index": random.integers(0, max(1, columns // 8), columns).astype(np.int32),
+        },
     }[layout]
 
 
@@ -75,7 +90,15 @@ def values(layout: str, parts: dict[str, NDArray], block=(4, 8)) -> NDArray:
     if layout == "nvfp4":
         factors = (e4m3(scale) * np.float64(parts["weight_scale_2"])).astype(np.float32)
         return e2m1(weight) * factors.astype(np.float64).repeat(16, axis=1)
+    if layout == "nvfp4-divided":
+        factors = (e4m3(scale) / np.float64(parts["weight_global_scale"])).astype(np.float32)
+        return e2m1(weight) * factors.astype(np.float64).repeat(16, axis=1)
+    if layout == "mxfp4":
+        return e2m1(weight) * (2.0 ** (scale.view(np.uint8).astype(int) - 127)).repeat(16, axis=1)
     scale = scale.astype(np.float64)
+    if layout == "int4-ordered":
+        index = parts["group_index"]
+        return (int4(weight) - parts["weight_zero_point"][:, index]) * scale[:, index]
     if layout == "fp8":
         return e4m3(weight) * scale[:, None]
     if layout == "fp8-block":
@@ -90,7 +113,9 @@ def whole(form: str, parts, dtype: str, block=()) -> NDArray:
     return np.concatenate([a for _, a in forms.row_blocks(form, parts, dtype, block)])
 
 
-LAYOUTS = ("dense", "nvfp4", "fp8", "fp8-block", "int8", "int4")
+NAMES = {"nvfp4-divided": "nvfp4", "int4-ordered": "int4"}
+"""Variants of a layout, told by their components."""
+LAYOUTS = ("dense", "nvfp4", "fp8", "fp8-block", "int8", "int4", "mxfp4", *NAMES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -98,10 +123,11 @@ def test_values_are_rounded_once(layout: str) -> None:
     parts = stored(3, layout, 10, 48)
     block = (4, 8) if layout == "fp8-block" else ()
     exact = values(layout, parts)
-    made = whole(f"values-{layout}", parts, "bf16", block)
+    form = f"values-{NAMES.get(layout, layout)}"
+    made = whole(form, parts, "bf16", block)
     assert made.dtype == BF16
     np.testing.assert_array_equal(made.view(np.uint16), bf16(exact))
-    wide = whole(f"values-{layout}", parts, "f32", block)
+    wide = whole(form, parts, "f32", block)
     np.testing.assert_array_equal(wide, exact.astype(np.float32))
 
 
@@ -143,6 +169,16 @@ def test_factors() -> None:
     )
 
 
+def test_divisors_and_scales_of_16_bits() -> None:
+    divisor = np.array(3000, np.float32)
+    made = whole("reciprocal", {"weight_global_scale": divisor}, "f32")
+    assert made.tolist() == [[np.float32(1) / np.float32(3000)]]
+    scales = np.array([[0.1, 2], [3, 4]], np.float16)
+    wide = whole("widened", {"weight_scale": scales}, "f32")
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide, scales.astype(np.float64))
+
+
 def test_stored_elements_are_those_of_the_file() -> None:
     packed = np.arange(32, dtype=np.uint8).reshape(2, 16)
     assert forms.shape_of("stored", {"weight": packed}, "f4e2m1") == (2, 32)
@@ -154,9 +190,10 @@ def test_stored_elements_are_those_of_the_file() -> None:
 )
 def test_blocks_of_rows_are_the_whole(layout, rows, width, size, data) -> None:
     """Whatever the size of blocks, also where several rows lie together in the file."""
-    rows = 2 * rows if layout == "int4" else rows
+    rows = 2 * rows if layout.startswith("int4") else rows
     parts = stored(rows, layout, rows, 16 * width)
-    form, dtype, block = f"values-{layout}", "bf16", (4, 8) if layout == "fp8-block" else ()
+    form, dtype = f"values-{NAMES.get(layout, layout)}", "bf16"
+    block = (4, 8) if layout == "fp8-block" else ()
     if layout == "nvfp4":
         form = data.draw(st.sampled_from([form, "doubled", "halved"]))
         chosen = {"doubled": ["weight"], "halved": ["weight_scale"]}.get(form, list(parts))
@@ -186,6 +223,30 @@ BAD = {
     "blocks of a form without": ("values-dense", stored(0, "dense", 2, 2), "bf16", (4, 8)),
     "no blocks": ("values-fp8-block", stored(0, "fp8-block", 8, 16), "bf16", ()),
     "other blocks": ("values-fp8-block", stored(0, "fp8-block", 8, 16), "bf16", (2, 8)),
+    "two global scales": (
+        "values-nvfp4",
+        {**stored(0, "nvfp4", 8, 32), "weight_global_scale": np.ones((), np.float32)},
+        "bf16",
+        (),
+    ),
+    "a group that is not there": (
+        "values-int4",
+        {**stored(0, "int4-ordered", 8, 32), "group_index": np.full(32, 4, np.int32)},
+        "bf16",
+        (),
+    ),
+    "few zero points": (
+        "values-int4",
+        {**stored(0, "int4-ordered", 8, 32), "weight_zero_point": np.zeros((8, 3), np.int8)},
+        "bf16",
+        (),
+    ),
+    "few scales of mxfp4": (
+        "values-mxfp4",
+        {**stored(0, "mxfp4", 8, 32), "weight_scale": np.zeros((7, 2), np.uint8).view(E8)},
+        "bf16",
+        (),
+    ),
     "few scales": (
         "values-nvfp4",
         {**stored(0, "nvfp4", 8, 32), "weight_scale": np.zeros((8, 1), F8)},

@@ -6,7 +6,7 @@ import pytest
 
 from edgecc.backends.tensorrt.profiles import verify_rows
 from edgecc.prompt_lookup import DEFAULT_PROPOSALS, PromptLookup
-from helpers.checkpoints import write_target
+from helpers.checkpoints import write_draft, write_target
 from helpers.command_line import SMALL
 from helpers.dflash import write_dflash_pair
 from helpers.dspark_heads import write_heads
@@ -50,8 +50,9 @@ def test_rounds_of_a_dflash_draft(tmp_path, trt, cuda_runtime):
 
 
 @pytest.mark.filterwarnings("ignore:no proposed token:UserWarning")
-def test_rounds_of_a_gated_draft_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime):
-    target, draft = write_heads(tmp_path, gated=True, reduced=True)
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_rounds_of_a_markov_head_with_a_reduced_vocabulary(tmp_path, trt, cuda_runtime, kind):
+    target, draft = write_heads(tmp_path, kind=kind, reduced=True)
     bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
     with bundle.generator() as generator:
         asked = {"token_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True}
@@ -59,3 +60,29 @@ def test_rounds_of_a_gated_draft_with_a_reduced_vocabulary(tmp_path, trt, cuda_r
         found = generator.generate(**asked)
     assert found.token_ids == plain.token_ids
     assert found.stats.proposed > 0
+
+
+@pytest.mark.filterwarnings("ignore:no proposed token:UserWarning")
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_rounds_leave_out_what_the_draft_is_not_sure_of(tmp_path, trt, cuda_runtime, kind):
+    """Rounds on the device bring its confidence along, and calls ask for it."""
+    if kind == "attention":
+        target, draft = write_heads(tmp_path, kind="rnn", reduced=False)
+    else:
+        target = write_hybrid_target(tmp_path / "t", HybridSizes(layer_types=(LINEAR, FULL)))
+        draft = write_draft(
+            tmp_path / "d", hidden=32, layers=1, target_layers=2, target_layer_ids=(0, 1)
+        )
+    bundle = SimulatedBundle(tmp_path / "bundle", trt, cuda_runtime, lowered(target, draft))
+    with bundle.generator() as generator:
+        asked = {"token_ids": PROMPT, "max_new_tokens": 24, "ignore_eos": True}
+        for sampled in ({}, {"temperature": 0.8, "seed": 1}):
+            plain = generator.generate(**asked, **sampled, speculation=False)
+            everything = generator.generate(**asked, **sampled)
+            found = generator.generate(**asked, **sampled, confidence_threshold=0.5)
+            assert found.token_ids == plain.token_ids == everything.token_ids
+            assert 0 < found.stats.proposed < everything.stats.proposed
+            assert found.stats.withheld > everything.stats.withheld == 0
+            nothing = generator.generate(**asked, **sampled, confidence_threshold=1)
+            assert nothing.token_ids == plain.token_ids
+            assert nothing.stats.proposed == 0

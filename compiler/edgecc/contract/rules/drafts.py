@@ -150,7 +150,7 @@ class MarkovAndConfidence(Rule):
     name = "markov-and-confidence"
     ids: ClassVar[Mapping[str, str]] = {
         "draft/markov-rank": "markov_rank is not the stored width",
-        "draft/markov-type": "a Markov head of another type than declared, or of one not built",
+        "draft/markov-type": "a Markov head of another type than declared, or of an unknown one",
         "draft/confidence-flag": "a confidence head is declared and not stored, or the reverse",
         "draft/confidence-width": "the confidence head reads something else than declared",
     }

@@ -22,7 +22,9 @@ class QuantizationMethod(Rule):
         recognized even where the metadata is missing. Two files that disagree are told.
 
     Why it matters
-        Packed bytes of one method read as another give numbers, and no error.
+        Packed bytes of one method read as another give numbers, and no error. In which order AWQ
+        packed its words, and whether GPTQ's zero points are one less than they mean, no tensor
+        shows.
 
     What to do
         Use an export with a supported method, or the unquantized checkpoint with `--quantization`.
@@ -32,6 +34,8 @@ class QuantizationMethod(Rule):
     ids: ClassVar[Mapping[str, str]] = {
         "quant/unsupported-method": "a method or layout that is understood but not read",
         "quant/metadata-disagrees": "two files name different algorithms",
+        "quant/no-metadata": "tensors are packed, and no metadata says how",
+        "quant/not-compressed": "weights are not saved in their stored form",
         "quant/bad-pattern": "a pattern is no regular expression",
         "quant/bad-dtype": "a weight is stored as numbers of an unexpected kind",
     }
@@ -43,8 +47,10 @@ class QuantizedModules(Rule):
     What it checks
         Every linear layer: stored format against the declared one. Exclusions are understood in
         every dialect: exact names, parents, globs, `re:` patterns, with and without `model.` and
-        `language_model.`, under `ignore`, `exclude_modules` or `modules_to_not_convert`. Patterns
-        that name nothing are listed. A draft has its own metadata and inherits nothing.
+        `language_model.`, under `ignore`, `exclude_modules` or `modules_to_not_convert`, whose
+        entries may also be the middle of a name; the targets of `config_groups`, and `dynamic` of
+        GPTQ. Patterns that name nothing are listed. A draft has its own metadata and inherits
+        nothing.
 
     Why it matters
         Lists are incomplete in published exports, and loaders that trust them read BF16 weights as
@@ -90,9 +96,10 @@ class Scales(Rule):
 
     What it checks
         Presence, dtype and shape of scales beside every packed weight, under the same prefix, and
-        that single scales are positive numbers. Block scales and values are read when compiling:
-        NaN, negative, or zero over values that are not. A width that is no whole number of blocks,
-        and a declared block size that is not the stored one, are told.
+        that single scales are positive numbers; zero points likewise, and the group of each column.
+        Block scales and values are read when compiling: NaN, negative, or zero over values that are
+        not, and zero points of a symmetric weight that are not all equal. A width that is no whole
+        number of blocks, and a declared block size that is not the stored one, are told.
 
     Why it matters
         A missing scale that is taken as one, or a NaN in one block, gives NaN or noise at run time.
@@ -108,7 +115,9 @@ class Scales(Rule):
         "quant/stray-scale": "an unquantized weight has a scale beside it",
         "quant/bad-shape": "a quantized weight has another shape than the config gives it",
         "quant/partial-block": "a row is no whole number of blocks",
-        "quant/group-size": "the declared block size is not the one of the format",
+        "quant/group-size": "the declared block size is not the one of the format, or stored",
+        "quant/bad-groups": "columns are of groups that are not there",
+        "quant/zero-points": "a symmetric weight has zero points that differ",
     }
 
     def check(self, pair: Pair) -> Iterable[Diagnostic]:

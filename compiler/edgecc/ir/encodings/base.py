@@ -27,12 +27,15 @@ class Component:
         row_group: How many rows of the weight one step along axis 0 stands for: 128 for the scales
             of 128 x 128 blocks, 2 where a byte holds a value of two rows. The last group may be
             partial.
+        below: What integers are that index something: from zero to this, which is left out. None
+            for all others.
     """
 
     dtype: DType
     shape: IntShape
     rows: bool = True
     row_group: int = 1
+    below: int | None = None
 
     @property
     def nbytes(self) -> int:

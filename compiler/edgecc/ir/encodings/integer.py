@@ -98,21 +98,36 @@ class Int8(Encoding):
 
 @dataclass(frozen=True, slots=True)
 class Int4(Encoding):
-    """Signed 4-bit integers with one scale per group of columns (ModelOpt W4A16).
+    """Signed 4-bit integers with one scale per group of columns (ModelOpt W4A16, AWQ, GPTQ).
 
     Components of a `[N, K]` weight:
         weight: u8 `[N/2, K]`: byte row r holds row 2r in the low and row 2r+1 in the high nibble,
             in two's complement.
-        weight_scale: f32 `[N, K/group]`.
+        weight_scale: `[N, K/group]`, f32 in ModelOpt's files, f16 in those of AutoAWQ and GPTQ,
+            bf16 in those of compressed-tensors.
+        weight_zero_point: i8 `[N, K/group]`, only with `zero_point=True`. Producers count codes
+            from 0 to 15; both codes and zero points are 8 less here.
+        group_index: i32 `[K]`, only with `ordered=True`: the group of each column, where columns
+            were quantized in an order of their own (`desc_act`, `actorder`).
 
-    Value: `weight * weight_scale`, the product in float32.
+    Value: `(weight - weight_zero_point) * float32(weight_scale)`, the product in float32.
     """
 
     group: int = 128
+    zero_point: bool = False
+    ordered: bool = False
+    scale_dtype: DType = DType.F32
     kind: ClassVar[str] = "int4"
 
     def __post_init__(self) -> None:
         require_positive("group", self.group)
+        if self.scale_dtype not in SCALE_DTYPES:
+            raise ValueError(f"scales cannot be {self.scale_dtype.value}")
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a group is neighbouring columns with a scale and nothing else."""
+        return not (self.zero_point or self.ordered)
 
     def components(self, shape: IntShape) -> dict[str, Component]:
         """See the class.
@@ -121,14 +136,32 @@ class Int4(Encoding):
             ValueError: Not a matrix, N is odd, or K is not a multiple of the group.
         """
         rows, columns = require_matrix(self.kind, shape, columns=self.group, rows=2)
-        return {
+        groups = columns // self.group
+        parts = {
             "weight": Component(DType.U8, (rows // 2, columns), row_group=2),
-            "weight_scale": Component(DType.F32, (rows, columns // self.group)),
+            "weight_scale": Component(self.scale_dtype, (rows, groups)),
         }
+        if self.zero_point:
+            parts["weight_zero_point"] = Component(DType.I8, (rows, groups))
+        if self.ordered:
+            parts["group_index"] = Component(DType.I32, (columns,), rows=False, below=groups)
+        return parts
 
     def dequantize(self, parts: Mapping[str, Array]) -> Array:
         """Exact float32 values `[rows, K]`."""
-        return integers.dequantize_int4(parts["weight"], parts["weight_scale"])
+        return integers.dequantize_int4(
+            parts["weight"],
+            parts["weight_scale"],
+            parts.get("weight_zero_point"),
+            parts.get("group_index"),
+        )
 
     def __str__(self) -> str:
-        return spell(self.kind, f"group={self.group}")
+        narrow = self.scale_dtype is not DType.F32
+        return spell(
+            self.kind,
+            f"group={self.group}",
+            f"scale={self.scale_dtype.value}" if narrow else "",
+            "zero_point" if self.zero_point else "",
+            "ordered" if self.ordered else "",
+        )

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 from edgecc.ir.encodings.base import Encoding
 from edgecc.ir.encodings.dense import Dense
-from edgecc.ir.encodings.floating import FP8, NVFP4
+from edgecc.ir.encodings.floating import FP8, MXFP4, NVFP4
 from edgecc.ir.encodings.integer import Int4, Int8, Int8Block
 from edgecc.ir.types import DType
 
 VALID = (
-    "dense<TYPE>, nvfp4<block=N>, nvfp4<block=N, input_scale>, fp8<tensor>, fp8<channel>, "
-    "fp8<block=RxC>, fp8<tensor, scale=TYPE, input_scale>, int8<channel>, int8_block<block=N>, "
-    "int4<group=N>"
+    "dense<TYPE>, nvfp4<block=N>, nvfp4<block=N, divisor, input_scale>, mxfp4<block=N>, "
+    "fp8<tensor>, fp8<channel>, fp8<block=RxC>, fp8<tensor, scale=TYPE, input_scale>, "
+    "int8<channel>, int8_block<block=N>, int4<group=N>, "
+    "int4<group=N, scale=TYPE, zero_point, ordered>"
 )
 _ENCODING = re.compile(r"([a-z0-9_]+)<([^<>]*)>")
 
@@ -74,11 +75,14 @@ def _int8(arguments: _Arguments) -> Encoding:
 
 _READERS: Mapping[str, Callable[[_Arguments], Encoding]] = {
     "dense": lambda a: Dense(_dtype(a.word())),
-    "nvfp4": lambda a: NVFP4(a.number("block"), input_scale=a.flag("input_scale")),
+    "nvfp4": lambda a: NVFP4(a.number("block"), a.flag("input_scale"), a.flag("divisor")),
+    "mxfp4": lambda a: MXFP4(a.number("block")),
     "fp8": _fp8,
     "int8": _int8,
     "int8_block": lambda a: Int8Block(a.number("block")),
-    "int4": lambda a: Int4(a.number("group")),
+    "int4": lambda a: Int4(
+        a.number("group"), a.flag("zero_point"), a.flag("ordered"), a.scale_dtype()
+    ),
 }
 
 
