@@ -110,10 +110,13 @@ REPORTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "group sizes and widths that do not divide: vllm-project/vllm#18885": (
         "frontends/test_quantization.py::test_width_that_is_no_multiple_of_the_block",
+        "frontends/test_broken_layouts.py::test_broken",
+        "frontends/test_broken_layouts.py::test_words_that_are_partly_filled",
         "passes/test_quantize.py::test_matrices_that_do_not_fit_the_layout",
     ),
     "a method that is not supported: NVIDIA/TensorRT-Edge-LLM#217": (
         "frontends/test_quantization.py::test_unsupported_methods_are_named_before_anything_else",
+        "frontends/test_broken_layouts.py::test_schemes_of_compressed_tensors_that_are_not_read",
         "frontends/test_checkpoint.py::test_folders_without_safetensors",
         "hub/test_resolve.py::test_weights_that_would_run_code",
     ),
@@ -153,7 +156,9 @@ REPORTS: Final[dict[str, tuple[str, ...]]] = {
         "runtime/test_session.py::test_what_is_replayed_is_what_was_accepted",
     ),
     "structured output with speculation: vllm-project/vllm#27969": (
-        "server/test_answers.py::test_bad_requests",
+        "runtime/test_constrained.py::test_the_text_is_the_one_the_target_writes_alone",
+        "runtime/test_constrained.py::test_a_draft_that_proposes_letters_where_digits_are_due",
+        "e2e/test_constrained.py::test_speculation_changes_nothing",
     ),
     "what is left of an earlier prompt: vllm-project/vllm#47194": (
         "e2e/test_lossless.py::test_two_runs_of_one_generator_do_not_touch_each_other",
@@ -344,6 +349,18 @@ FORMATS: Final[dict[str, tuple[str, ...]]] = {
     "every tensor is used or known": (
         "frontends/test_quantization.py::test_consumed_and_unused_tensors",
         "frontends/test_lift.py::TestInventory::test_many_unknown_extras_are_counted",
+    ),
+    "scales that divide, and scales that multiply whatever their name": (
+        "frontends/test_quantized_layouts.py::test_values_are_those_of_the_library",
+        "frontends/test_quantized_layouts.py::test_the_goldens_of_the_facts",
+    ),
+    "scales of the library rounded to 16 bits": (
+        "frontends/test_quantized_layouts.py::test_values_are_those_of_the_library",
+    ),
+    "INT4: the stated shape, the zero points of two formats": (
+        "frontends/test_broken_layouts.py::test_broken",
+        "frontends/test_broken_layouts.py::"
+        "test_a_file_of_the_second_format_that_says_it_is_of_the_first",
     ),
     "4-bit codes along another axis": (
         "frontends/test_quantization.py::test_unsupported_layouts_are_named_by_their_tensors",
