@@ -376,6 +376,15 @@ FORMATS: Final[dict[str, tuple[str, ...]]] = {
         "frontends/test_quantization.py::test_stored_packed_but_not_declared",
         "frontends/test_quantization.py::test_two_files_that_disagree",
     ),
+    "names in lower case, scales of four axes": (
+        "frontends/test_quantization.py::test_fp8_by_tensor_row_and_block",
+    ),
+    "a format that is called NVFP4 and is another": (
+        "frontends/test_quantization.py::test_unsupported_methods_are_named_before_anything_else",
+    ),
+    "a quantized cache without scales": (
+        "frontends/test_quantization.py::test_what_becomes_of_a_quantized_cache_is_a_decision",
+    ),
     "sidecars of another module": (
         "frontends/test_quantization.py::test_missing_scale_names_what_was_assumed_and_looked_for",
     ),
