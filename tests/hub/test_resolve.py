@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -205,8 +206,11 @@ def test_a_repository_without_a_shard_of_its_index(hub: Hub, cache: Path, tmp_pa
     assert hub.sent(".safetensors") == 0
 
 
-def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+@pytest.mark.parametrize("found", [None, ModuleType("huggingface_hub")], ids=["none", "old"])
+def test_the_library_is_missing_or_too_old(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", found)
     with pytest.raises(UnsupportedError, match="there is no folder org/x") as caught:
         checkpoint_folder("org/x", "target")
     assert caught.value.id == "hub/not-installed"

@@ -189,13 +189,14 @@ def _first(chunks: Iterator[bytes], count: int) -> bytes:
 
 def _check_installed(wanted: HubId, role: str) -> None:
     try:
-        import huggingface_hub
-    except ModuleNotFoundError as error:
+        import httpx2
+        from huggingface_hub import HfApi, get_cached_repo_tree, is_offline_mode
+    except ImportError as error:  # other packages bring releases that are too old
         raise UnsupportedError(
             "hub/not-installed",
-            f"there is no folder {wanted}, and a model of the hub needs {error.name}, which is "
-            "not installed",
+            f"there is no folder {wanted}, and a model of the hub needs huggingface_hub 2.4 or "
+            f"newer: {error}",
             where=role,
             help="pip install 'edgecc[hub]', or pass the folder of the checkpoint",
         ) from error
-    del huggingface_hub
+    del httpx2, HfApi, get_cached_repo_tree, is_offline_mode
