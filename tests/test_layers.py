@@ -51,6 +51,7 @@ OUTLINE = (
             "chat_page",
             "engine_thread",
             "errors",
+            "formats",
             "http",
             "metrics",
             "middleware",
@@ -61,6 +62,8 @@ OUTLINE = (
             "response_models",
             "running",
             "service",
+            "tool_calls",
+            "tools",
         )
     ),
     "edgecc/backends/tensorrt/__init__.py",
