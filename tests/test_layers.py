@@ -51,6 +51,7 @@ OUTLINE = (
             "chat_page",
             "engine_thread",
             "errors",
+            "formats",
             "http",
             "metrics",
             "middleware",
@@ -61,6 +62,7 @@ OUTLINE = (
             "response_models",
             "running",
             "service",
+            "tools",
         )
     ),
     "edgecc/backends/tensorrt/__init__.py",
