@@ -28,6 +28,7 @@ from edgecc.compile_options import (
     WEIGHTS_CHOICES,
 )
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
+from edgecc.frontends.spec_methods import method_named
 
 if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine
@@ -301,6 +302,8 @@ def models_of(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
         flag, value = flags[name], config.get(key)
         if flag == "auto":
             flag = None
+        if name == "spec_method":
+            flag, value = (given and method_named(given) for given in (flag, value))
         if flag is not None and value is not None and flag != value:
             raise UsageError(
                 "usage/contradiction",
