@@ -199,6 +199,7 @@ def _lift_target(
     if draft is not None:
         with weights.errors.step():
             draft.check_target(config)
+            draft.check_tokens(checkpoint, config)
             taps = draft.taps(config)
     built = "language model is"
     left = dict(frontend.left_out)

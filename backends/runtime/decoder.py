@@ -111,7 +111,7 @@ class Decoder(ABC):
 
     def _propose(self, most: int) -> Steps[Proposals]:
         """Proposals for the next verification; those after the first `most` are not used."""
-        return self._session.propose(confidence=self._threshold.active)
+        return self._session.propose(most, confidence=self._threshold.active)
 
     def _start(self) -> None:  # noqa: B027
         """Forget the sequence before."""
@@ -267,10 +267,11 @@ class ProposingDecoder(Decoder):
 class SpeculativeDecoder(ProposingDecoder):
     """Draft, verify, accept.
 
-    The draft always runs its whole block, and the first N proposals are used: they are the same
-    whatever N is. The block's slots need positions, and rows behind the context in the draft's
-    caches: the draft is left out as soon as a block would pass the last position it was made for or
-    the end of its caches. The text does not depend on it.
+    A draft with a block always runs all of it, and the first N proposals are used: they are the
+    same whatever N is. One that makes a proposal a call is called N times. Either needs positions,
+    and rows behind the context in the draft's caches: the draft is left out as soon as a round
+    would pass the last position it was made for or the end of its caches. The text does not depend
+    on it.
 
     Args:
         session: The state to decode with; it has a draft.

@@ -155,7 +155,7 @@ def part(results: Mapping[Role, Array], index: int, call: Call) -> dict[Role, Ar
     found = {}
     for role in call.outputs:
         own = results[role][index : index + 1]
-        if role in _BY_ROW:
+        if role in _BY_ROW or (role is Role.PROPOSALS and Role.LOGIT_ROWS in call.inputs):
             wanted = Role.TOKEN_IDS if role is Role.HIDDEN_TAP else Role.LOGIT_ROWS
             own = own[:, : call.inputs[wanted].shape[-1]]
         found[role] = own.copy() if role is Role.HIDDEN_TAP else own

@@ -249,7 +249,7 @@ class Scheduler:
             if self._entries[entry].log_rows:
                 del found[seat.slot]
             else:
-                length = session.start if entry is Entry.TARGET else session.draft_length
+                length = session.start if entry is Entry.TARGET else session.draft_rows
                 found[seat.slot] = Idle(length)
         return found
 

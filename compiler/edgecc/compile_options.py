@@ -9,6 +9,7 @@ from typing import Any
 from edgecc.devices import Device, LinearForm, get_device
 from edgecc.errors import UsageError
 from edgecc.frontends.components import TEXT, parse_components
+from edgecc.frontends.spec_methods import method_named
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
@@ -77,6 +78,7 @@ class CompileOptions:
     verify: str = "fast"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "spec_method", method_named(self.spec_method))
         self._check_devices()
         parse_components(self.components)
         _choice("weights", self.weights, WEIGHTS_CHOICES)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(
 PROMPT = [7, 3, 11, 2, 5, 13, 1, 9, 4, 8, 6]
 
 
-@pytest.mark.parametrize("kind", ["random", "agreeing", "hybrid"])
+@pytest.mark.parametrize("kind", ["random", "agreeing", "hybrid", "reduced"])
 def test_speculation_changes_no_token(tmp_path, kind):
     target, draft = write_dflash_pair(tmp_path, kind)
     report = edgecc.compile(
@@ -46,8 +46,9 @@ def test_speculation_changes_no_token(tmp_path, kind):
         assert [a.token_ids for a in together] == [a.token_ids for a in alone]
 
 
-def test_verify_compares_the_draft_as_well(tmp_path):
-    target, draft = write_dflash_pair(tmp_path, "random")
+@pytest.mark.parametrize("kind", ["random", "reduced"])
+def test_verify_compares_the_draft_as_well(tmp_path, kind):
+    target, draft = write_dflash_pair(tmp_path, kind)
     edgecc.compile(target, draft, out=tmp_path / "b", max_model_len=64, prefill_chunk=8)
     checks = verify_bundle(tmp_path / "b").checks
     assert all(check.passed for check in checks)

@@ -29,6 +29,7 @@ from helpers.broken_pairs import (
     file,
     header,
     index,
+    language_model,
     only,
     plain_target,
     replaced,
@@ -39,6 +40,7 @@ from helpers.broken_pairs import (
 )
 from helpers.checkpoints import DROP, write_draft, write_target
 from helpers.command_line import SMALL, TAPS
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.quantized_layouts import GPTQ
 from helpers.vision import write_vision_target
 
@@ -637,6 +639,34 @@ DRAFTS = [
         "8",
     ),
     Case("draft/layers", UNSUPPORTED, "EAGLE3 with two layers", eagle3(num_hidden_layers=2)),
+    Case(
+        "draft/recurrent",
+        UNSUPPORTED,
+        "a hybrid as a draft",
+        replaced(lambda p: write_hybrid_target(p, HybridSizes(layer_types=(LINEAR, FULL)))),
+        "qwen3_5_text",
+    ),
+    Case(
+        "draft/tokenizer",
+        BAD,
+        "two tokens change places",
+        language_model(lambda vocab: {**vocab, "a": vocab["b"], "b": vocab["a"]}),
+        "2 of 259 ids",
+    ),
+    Case(
+        "draft/tokenizer-unknown",
+        FINE,
+        "a draft without a tokenizer",
+        all_of(language_model(), file("draft", "tokenizer.json", None)),
+        "no draft/tokenizer.json",
+    ),
+    Case(
+        "draft/tokens-differ",
+        FINE,
+        "a token that the draft lacks",
+        language_model(lambda vocab: {t: i for t, i in vocab.items() if t != "a"}),
+        "1 tokens are unknown to the draft",
+    ),
     Case(
         "draft/activation",
         UNSUPPORTED,

@@ -138,6 +138,20 @@ def replaced(write: Callable[[Path], object], role: str = "draft") -> Break:
     return apply
 
 
+def language_model(change: Callable[[dict[str, int]], dict[str, int]] = dict) -> Break:
+    """A language model as a draft, whose tokenizer has a changed vocabulary."""
+
+    def apply(target: Path, draft: Path) -> None:
+        shutil.rmtree(draft)
+        write_target(draft, **SMALL, **PLAIN, seed=1)
+        path = draft / "tokenizer.json"
+        content = json.loads(path.read_text("utf-8"))
+        content["model"]["vocab"] = change(content["model"]["vocab"])
+        path.write_text(json.dumps(content), "utf-8")
+
+    return apply
+
+
 def eagle3(**options: Any) -> Break:
     """An EAGLE3 draft for the target, which gets enough layers."""
 

@@ -244,8 +244,12 @@ class Draft(Model):
 
     def _chain(self, hidden: Floats, base: Floats, previous: int, steps: int) -> DraftOutput:
         if not self.has("markov_head.markov_w1.weight"):
-            best = base[:steps, : self.num_tokens].argmax(axis=1)
-            return DraftOutput(base, base[:steps], best.tolist(), None)
+            ids = self.tokens_of(base.shape[1])
+            allowed = np.where(ids < self.num_tokens, base[:steps], -np.inf)
+            scores = None
+            if self.has("confidence_head.proj.weight"):
+                scores = self.linear(hidden[:steps], "confidence_head.proj")[:, 0]
+            return DraftOutput(base, base[:steps], ids[allowed.argmax(axis=1)].tolist(), scores)
         w1, w2 = self.matrix("markov_head.markov_w1"), self.matrix("markov_head.markov_w2")
         logits, tokens, confidence = [], [], []
         state = np.zeros(w1.shape[1])

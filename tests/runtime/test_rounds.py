@@ -37,7 +37,7 @@ def facts(rounds: list[Round]) -> list[tuple[object, ...]]:
     st.sets(st.integers(0, NUM_TOKENS - 1), max_size=3),
     st.integers(8, 12),
     st.booleans(),
-    st.sampled_from(["dspark", "eagle3"]),
+    st.sampled_from(["dspark", "eagle3", "draft_model"]),
     st.sampled_from([0, 8]),
 )
 def test_rounds_on_the_device_do_what_two_calls_do(

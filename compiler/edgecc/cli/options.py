@@ -89,8 +89,9 @@ spec_method_option = click.option(
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="dspark, dflash or eagle3; mtp, the target's own multi-token-prediction block; ngram, "
-    "which looks proposals up in the text so far; auto goes by the tensors of the draft.",
+    help="dspark, dflash or eagle3; draft_model, a small language model; mtp, the target's own "
+    "multi-token-prediction block; ngram, which looks proposals up in the text so far; auto goes "
+    "by the tensors of the draft.",
 )
 """Kind of draft."""
 

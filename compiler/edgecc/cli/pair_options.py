@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from edgecc.errors import UsageError, did_you_mean
+from edgecc.frontends.spec_methods import method_named
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,6 +104,8 @@ def models_of(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
         flag, value = flags[name], config.get(key)
         if flag == "auto":
             flag = None
+        if name == "spec_method":
+            flag, value = (given and method_named(given) for given in (flag, value))
         if flag is not None and value is not None and flag != value:
             raise UsageError(
                 "usage/contradiction",

@@ -42,6 +42,7 @@ RULES: tuple[type[Rule], ...] = (
     drafts.MarkovAndConfidence,
     drafts.DraftLength,
     vocabularies.DraftVocabulary,
+    vocabularies.DraftTokens,
     vocabularies.Tokens,
     vocabularies.StopTokens,
     tensors.Vision,

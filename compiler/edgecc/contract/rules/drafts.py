@@ -36,6 +36,7 @@ class DraftKind(Rule):
         "draft/markov-missing": "a Markov head is declared and not stored",
         "draft/no-mtp": "the target has no block of its own to draft with",
         "draft/layers": "a kind with one layer has several",
+        "draft/recurrent": "a language model with recurrent layers, which cannot be rolled back",
         "draft/no-runtime": "the runtime does not drive this kind on the device",
     }
 
