@@ -109,10 +109,12 @@ class GreedyRound:
         proposals: i64 `[N]`; empty if the draft took no part.
         chosen: i64, at least `[N + 1]`: row i is the target's token after the anchor and the first
             i proposals.
+        confidence: f32 `[N]`, as of `Role.CONFIDENCE`; empty if the draft does not say.
     """
 
     proposals: IntArray
     chosen: IntArray
+    confidence: FloatArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
 
 class GreedyRounds(Protocol):
@@ -120,7 +122,7 @@ class GreedyRounds(Protocol):
 
     A target's and a draft's executable with a shortcut between them: the target's taps become the
     draft's features, and the draft's proposals the target's tokens, without passing the host. What
-    a round does to the caches is what the two calls would do.
+    a round does to the caches is what the calls would do.
     """
 
     def run(
@@ -132,11 +134,12 @@ class GreedyRounds(Protocol):
         until the next call replays them. The row of a round without the draft is final.
 
         Args:
-            following: i64 `[max(features, 1)]`: the committed token after each row of features; the
-                last one is the anchor.
+            following: i64 `[max(features, 1)]`: the committed token after each row of features, or
+                each new token itself; the last one is the anchor.
             start: Valid rows of the target's caches. All proposals of the draft are verified.
-            features: How many of the first rows of HIDDEN_TAP, as the target's last call left them,
-                the draft has to take. 0 leaves out the draft: the target chooses one token.
+            features: New rows for the draft: how many of the first rows of HIDDEN_TAP, as the
+                target's last call left them, it has to take; for one that reads tokens alone, how
+                many of `following`, 1 or 2. 0 leaves out the draft: the target chooses one token.
             draft_length: Valid rows of the draft's caches.
             replay: Leading rows of the log that were accepted since; 0 for targets without states.
         """

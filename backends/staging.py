@@ -171,12 +171,13 @@ def _alone_in(parent: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def lock_directory(directory: Path, *, wait: bool) -> int | None:
+def lock_directory(directory: Path, *, wait: bool, shared: bool = False) -> int | None:
     """Lock a directory against other processes that ask for the same lock.
 
     Args:
         directory: The directory.
         wait: Until the lock is free, instead of giving up.
+        shared: Several may have the lock at a time, if all of them share it.
 
     Returns:
         The open file that holds the lock. None if the directory cannot be locked, or, without
@@ -187,9 +188,25 @@ def lock_directory(directory: Path, *, wait: bool) -> int | None:
     with suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
         except BaseException:
             os.close(handle)
             raise
         return handle
     return None
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process holds a lock on a directory; False where that cannot be told."""
+    if fcntl is None:
+        return False
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False

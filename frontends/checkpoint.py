@@ -17,9 +17,10 @@ from typing import Any, Self, TypeAlias
 from numpy.typing import NDArray
 
 from edgecc.errors import Diagnostic, InputError, ResourceError, Severity, UnsupportedError
-from edgecc.frontends.checkpoint_files import Folder, no_weights
+from edgecc.frontends.checkpoint_files import Folder, Place, RemoteFile, no_weights, place_of
 from edgecc.frontends.safetensors_file import SafetensorsFile, TensorInfo
 from edgecc.frontends.strict_json import JsonObject, kind, parse_object
+from edgecc.hub_layout import checkpoint_name
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -61,9 +62,14 @@ class Checkpoint:
             a compile. Single scales and maps of ids are read either way.
     """
 
-    def __init__(self, folder: Folder, also: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        also: Sequence[str] = (),
+        remote: Mapping[str, RemoteFile] = MappingProxyType({}),
+    ) -> None:
         """Read config and headers; see `open`."""
-        self._folder = folder
+        self._folder, self._remote = folder, remote
         self.path, self.role = folder.path, folder.role
         self.findings: list[Diagnostic] = []
         self.metadata_only = False
@@ -78,8 +84,8 @@ class Checkpoint:
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
 
     @classmethod
-    def open(cls, path: str | Path, *, role: str, also: Sequence[str] = ()) -> Checkpoint:
-        """Open a local checkpoint folder.
+    def open(cls, path: str | Path | Place, *, role: str, also: Sequence[str] = ()) -> Checkpoint:
+        """Open a checkpoint folder.
 
         Args:
             path: Folder with `config.json` and either `model.safetensors` or an index with shards.
@@ -92,7 +98,8 @@ class Checkpoint:
             UnsupportedError: The weights are in a format edgecc does not read (pickle, GGUF).
             ResourceError: The file system refuses.
         """
-        return cls(Folder(Path(path), role), also)
+        place = place_of(path)
+        return cls(Folder(place.path, role), also, place.remote)
 
     def __enter__(self) -> Self:
         return self
@@ -114,6 +121,25 @@ class Checkpoint:
     def files(self) -> tuple[str, ...]:
         """Names of the weight files, sorted."""
         return tuple(self._files)
+
+    @property
+    def name(self) -> str:
+        """What it is called: its folder, or the repository its snapshot is of."""
+        return checkpoint_name(self.path)
+
+    @property
+    def headers_only(self) -> bool:
+        """Whether weight files are elsewhere, and only their headers are here."""
+        return bool(self._remote)
+
+    def is_remote(self, key: str) -> bool:
+        """Whether reading a tensor takes a request over the network: many small ones take long.
+
+        Raises:
+            InputError: There is no such tensor.
+            UnsupportedError: Its dtype has no counterpart in the IR.
+        """
+        return self.info(key).file in self._remote
 
     @property
     def has_unreadable(self) -> bool:
@@ -261,7 +287,7 @@ class Checkpoint:
         single = self._folder.find(SINGLE)
         if index is None:
             if single is None:
-                raise no_weights(self._folder)
+                raise no_weights(self.role, self._folder.names())
             file = self._open_file(SINGLE)
             return {SINGLE: file}, dict(file.tensors), dict(file.unreadable)
         names = sorted(set(index.values()))
@@ -302,7 +328,8 @@ class Checkpoint:
         self._unreadable.update(file.unreadable)
 
     def _open_file(self, name: str) -> SafetensorsFile:
-        return SafetensorsFile(self._folder.root / name, name, self._folder.where(name))
+        where = self._folder.where(name)
+        return SafetensorsFile(self._folder.root / name, name, where, self._remote.get(name))
 
     def _index(self) -> dict[str, str] | None:
         """The weight map of the index (tensor -> file), or None without an index."""

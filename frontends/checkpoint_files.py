@@ -8,14 +8,48 @@ hub cache to that cache's `blobs`; anything else is refused.
 from __future__ import annotations
 
 import errno
-import re
 import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgecc.errors import EdgeccError, InputError, ResourceError, UnsupportedError
+from edgecc.hub_layout import blob_folders
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """The rest of a weight file of which only the header is here.
+
+    Attributes:
+        size: Bytes of the whole file.
+        fetch: Its bytes from a first to before a last one.
+    """
+
+    size: int
+    fetch: Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint is.
+
+    Attributes:
+        path: The folder.
+        remote: Weight files that are not here as a whole, by name.
+        origin: Where it came from, for people; empty if that is the folder.
+    """
+
+    path: Path
+    remote: Mapping[str, RemoteFile] = field(default_factory=dict)
+    origin: str = ""
+
+
+def place_of(path: str | Path | Place) -> Place:
+    """A folder as a place."""
+    return path if isinstance(path, Place) else Place(Path(path))
 
 
 class Folder:
@@ -48,7 +82,7 @@ class Folder:
             if error.errno == errno.ENAMETOOLONG:
                 raise _not_found(path, role) from None
             raise _unreadable(error, role) from error
-        self._blobs = _hub_blobs(self.root)
+        self._homes = (self.root, *blob_folders(self.root))
 
     def where(self, name: str) -> str:
         """How messages call a file: `target/config.json`."""
@@ -120,7 +154,7 @@ class Folder:
                 where=self.where(name),
                 help="download the checkpoint again: its cache is incomplete",
             ) from None
-        if not any(end.is_relative_to(home) for home in (self.root, self._blobs) if home):
+        if not any(end.is_relative_to(home) for home in self._homes):
             raise InputError(
                 "checkpoint/outside-link",
                 f"the symbolic link leads out of the checkpoint: {path.readlink()}",
@@ -133,30 +167,34 @@ class Folder:
         return end
 
 
-def no_weights(folder: Folder) -> EdgeccError:
-    """The error for a folder without safetensors weights, by what it holds instead."""
-    names = folder.names()
+def no_weights(role: str, names: Sequence[str]) -> EdgeccError:
+    """The error for a folder or repository without safetensors weights, by what it holds instead.
+
+    Args:
+        role: How messages call the checkpoint.
+        names: Of all of its files.
+    """
     listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing"
     if pickles := [n for n in names if n.endswith(_PICKLES)]:
         return UnsupportedError(
             "checkpoint/pickle",
             f"the weights are pickled ({pickles[0]}): loading them would run code from the file",
-            where=folder.role,
+            where=role,
             help="convert the checkpoint to safetensors, for example with the model's own tools",
         )
     if ggufs := [n for n in names if n.endswith(".gguf")]:
-        return _gguf(folder.role, ggufs[0])
+        return _gguf(role, ggufs[0])
     if shards := [n for n in names if n.endswith(".safetensors")]:
         return InputError(
             "checkpoint/no-index",
             f"found {shards[0]} but neither model.safetensors nor model.safetensors.index.json",
-            where=folder.role,
+            where=role,
             help="fetch the index file, or rename a single file to model.safetensors",
         )
     return InputError(
         "checkpoint/no-weights",
-        "the folder holds neither model.safetensors nor model.safetensors.index.json",
-        where=folder.role,
+        "it holds neither model.safetensors nor model.safetensors.index.json",
+        where=role,
         notes=(f"it holds: {listed}",),
     )
 
@@ -182,23 +220,7 @@ def _gguf(role: str, name: str) -> UnsupportedError:
 
 
 def _not_found(path: Path, role: str) -> InputError:
-    if _HUB_ID.fullmatch(str(path)):
-        return InputError(
-            "checkpoint/hub-id",
-            f"there is no folder {path}, and downloading from a model hub is not available yet",
-            where=role,
-            help="download the model first and pass its local folder",
-        )
     return InputError("checkpoint/not-found", f"there is no folder {path}", where=role)
-
-
-def _hub_blobs(root: Path) -> Path | None:
-    """The `blobs` folder of the hub cache that a snapshot folder belongs to."""
-    for parent in root.parents:
-        if parent.name == "snapshots":
-            blobs = parent.parent / "blobs"
-            return blobs.resolve() if blobs.is_dir() else None
-    return None
 
 
 def _unreadable(error: OSError, where: str) -> ResourceError:

@@ -15,6 +15,8 @@ _T = TypeVar("_T")
 MAX_COUNT = 2**31 - 1
 """No size or id of a model is larger; bigger ones are damage."""
 
+_FETCH = "correct the key, or fetch the file again"
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
@@ -47,13 +49,19 @@ class Fields:
         value = self.values.get(key)
         if key not in self:
             raise InputError(
-                "config/missing-key", f"{key} is missing, expected {expected}", where=self.at(key)
+                "config/missing-key",
+                f"{key} is missing, expected {expected}",
+                where=self.at(key),
+                help=_FETCH,
             )
         shown = repr(value) if isinstance(value, str | int | float) else kind(value)
         if isinstance(value, list):
             shown = repr(value[:8])[:80]
         raise InputError(
-            "config/bad-value", f"{key} is {shown}, expected {expected}", where=self.at(key)
+            "config/bad-value",
+            f"{key} is {shown}, expected {expected}",
+            where=self.at(key),
+            help=_FETCH,
         )
 
     def section(self, key: str) -> Fields | None:
@@ -75,7 +83,8 @@ class Fields:
         if value is None and default is not ...:
             return default
         if type(value) is not int or not minimum <= value <= MAX_COUNT:
-            self.fail(key, f"an integer of at least {minimum}")
+            most = f" and at most {MAX_COUNT}" if type(value) is int and value > minimum else ""
+            self.fail(key, f"an integer of at least {minimum}{most}")
         return value
 
     @overload

@@ -88,6 +88,8 @@ def check_gate(weights: ModuleWeights, config: TextConfig, name: str) -> None:
     Raises:
         InputError: It is that of attention without a gate.
     """
+    if not weights.has(name):
+        return
     info = weights.checkpoint.tensors.get(weights.stored_name(name))
     width = config.num_attention_heads * config.head_dim
     if info is not None and info.shape[:1] == (width,):

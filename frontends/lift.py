@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgecc.errors import Diagnostic, InputError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.checkpoint_files import Place
 from edgecc.frontends.components import Components, parse_components
 from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import choose_draft, is_draft
@@ -33,13 +34,14 @@ from edgecc.frontends.targets import (
 )
 from edgecc.frontends.targets import names as target_names
 from edgecc.frontends.vocabulary import count_tokens
+from edgecc.hub_layout import origin_of
 from edgecc.ir.core import Module
 from edgecc.ir.types import SymbolRange
 
 
 def lift(
-    target: str | Path | None,
-    draft: str | Path | None = None,
+    target: str | Path | Place | None,
+    draft: str | Path | Place | None = None,
     options: LiftOptions = LiftOptions(),  # noqa: B008 (immutable)
 ) -> Module:
     """Build the module of a target, a pair, or a draft alone.
@@ -81,7 +83,7 @@ def check_given(options: LiftOptions, *, target: bool, draft: bool) -> None:
     parse_components(options.components).check_given(target=target, draft=has_draft)
 
 
-def open_target(path: str | Path, options: LiftOptions) -> Checkpoint:
+def open_target(path: str | Path | Place, options: LiftOptions) -> Checkpoint:
     """Open the checkpoint of a target, with the file of its own draft if that is asked for.
 
     Raises:
@@ -109,11 +111,11 @@ def lift_opened(
     if target_ckpt is not None and is_draft(target_ckpt):
         raise InputError(
             "draft/needs-target",
-            f"{target_ckpt.path.name} is a draft: it computes from the states of its target",
+            f"{target_ckpt.name} is a draft: it computes from the states of its target",
             where="target/config.json",
             help="this draft needs a target: edgecc compile TARGET --draft DRAFT",
         )
-    name = "+".join(c.path.resolve().name for c in (target_ckpt, draft_ckpt) if c is not None)
+    name = "+".join(c.name for c in (target_ckpt, draft_ckpt) if c is not None)
     module = Module(name)
     module.checkpoints.update(
         {c.role: str(c.path) for c in (target_ckpt, draft_ckpt) if c is not None}
@@ -129,6 +131,9 @@ def lift_opened(
         speculation, decision = choose_draft(target_ckpt, draft_ckpt, options)
     errors.raise_found()
     lifted_draft = speculation if isinstance(speculation, Draft) else None
+    for checkpoint in filter(None, (target_ckpt, draft_ckpt)):
+        if origin := origin_of(checkpoint.path):
+            module.decisions.append(f"{checkpoint.role}: {origin}, from the hub")
     if decision is not None:
         module.decisions.append(decision)
     base = target_config or (lifted_draft.text if lifted_draft else None)
@@ -194,6 +199,7 @@ def _lift_target(
     if draft is not None:
         with weights.errors.step():
             draft.check_target(config)
+            draft.check_tokens(checkpoint, config)
             taps = draft.taps(config)
     built = "language model is"
     left = dict(frontend.left_out)

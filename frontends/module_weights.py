@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint, TensorInfo
@@ -239,11 +240,19 @@ class ModuleWeights:
 
     def _as_neighbours(self, name: str) -> str:
         """A name that is not stored, spelled like the nearest one that is: for messages."""
-        parts = name.split(".")
-        for depth in range(len(parts) - 1, 0, -1):
-            prefix = ".".join(parts[:depth]) + "."
-            for canonical, stored in self._names.items():
-                rest = canonical.removeprefix(prefix)
-                if rest != canonical and stored.endswith("." + rest):
-                    return stored.removesuffix(rest) + name.removeprefix(prefix)
+        prefix = name
+        while dot := prefix.rfind(".") + 1:
+            prefix = prefix[: dot - 1]
+            if prefix in self._spellings:
+                return self._spellings[prefix] + name[dot - 1 :]
         return self._spelled(name)
+
+    @cached_property
+    def _spellings(self) -> Mapping[str, str]:
+        """Parts that canonical names begin with, to how the first stored name spells them."""
+        found: dict[str, str] = {}
+        for canonical, stored in self._names.items():
+            for dot in (i for i, char in enumerate(canonical) if char == "."):
+                if stored.endswith(canonical[dot:]):
+                    found.setdefault(canonical[:dot], stored.removesuffix(canonical[dot:]))
+        return found

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgecc.prompt_lookup import NGRAM
-
-OWN_BLOCK = "mtp"
-"""The speculation method that drafts with the target's own tensors."""
-
-WITHOUT_DRAFT = (OWN_BLOCK, NGRAM)
-"""The speculation methods that need no draft checkpoint."""
-
-SPEC_METHODS = ("auto", "dspark", "dflash", "eagle3", *WITHOUT_DRAFT)
-"""Speculation methods: `auto` is that of the draft, none without one."""
+from edgecc.frontends.spec_methods import method_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +16,8 @@ class LiftOptions:
             model was trained for, whichever is less.
         max_input_len: Most tokens of a prompt; None takes 4096 or one less than `max_model_len`.
         prefill_chunk: Most new tokens in one call of the target.
-        spec_method: One of `SPEC_METHODS`; `mtp` drafts with the target's own block, `ngram` looks
-            proposals up in the text so far.
+        spec_method: One of `SPEC_METHODS`, or vLLM's name for one; `mtp` drafts with the target's
+            own block, `ngram` looks proposals up in the text so far.
         num_speculative_tokens: Proposals per round; None takes the draft's block.
         max_batch_size: Most sequences at a time.
         pads_rounds: Whether the engine pads target calls to the rows of a round, which then have to
@@ -48,6 +39,10 @@ class LiftOptions:
     components: str = "text"
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+
+    def __post_init__(self) -> None:
+        """Take edgecc's name of the method."""
+        object.__setattr__(self, "spec_method", method_named(self.spec_method))
 
 
 MAX_BATCH_SIZE = 64

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecc.errors import InputError, ResourceError
+from edgecc.frontends.checkpoint_files import RemoteFile
 from edgecc.frontends.strict_json import LFS_MAGIC, Json, kind, lfs_pointer, parse_object
 from edgecc.ir.types import DType
 
@@ -90,24 +91,25 @@ class SafetensorsFile:
         unreadable: Name -> format dtype of tensors whose dtype has no counterpart in the IR.
     """
 
-    def __init__(self, path: Path, name: str, where: str) -> None:
+    def __init__(self, path: Path, name: str, where: str, remote: RemoteFile | None = None) -> None:
         """Read and check the header.
 
         Args:
             path: The file.
             name: Its name inside the checkpoint, kept in `TensorInfo.file`.
             where: How messages call it.
+            remote: Where its tensors are, if `path` has its header only.
 
         Raises:
             InputError: The file is damaged, truncated or not a safetensors file.
             ResourceError: The file cannot be read.
         """
-        self._path, self._where = path, where
+        self._path, self._where, self._remote = path, where, remote
         self._map: mmap.mmap | None = None
         try:
             with path.open("rb") as stream:
                 self._identity = _identity(stream.fileno())
-                self._size = self._identity[0]
+                self._size = self._identity[0] if remote is None else remote.size
                 head = stream.read(64)
                 length = self._header_length(head)
                 header = head[8 : 8 + length] + stream.read(max(0, length - (len(head) - 8)))
@@ -148,13 +150,19 @@ class SafetensorsFile:
             empty.flags.writeable = False
             return empty
         offset = self._base + self._offsets[key] + first * dtype.itemsize
-        flat: Array = np.frombuffer(
-            self._mapped(), dtype=np.uint8, count=count * dtype.itemsize, offset=offset
-        )
-        if offset % dtype.itemsize:
+        flat = self._bytes(offset, count * dtype.itemsize)
+        if self._remote is None and offset % dtype.itemsize:
             flat = flat.copy()
             flat.flags.writeable = False
         return flat.view(dtype).reshape(shape)
+
+    def _bytes(self, offset: int, count: int) -> Array:
+        if self._remote is None:
+            return np.frombuffer(self._mapped(), dtype=np.uint8, count=count, offset=offset)
+        found = self._remote.fetch(offset, offset + count)
+        if len(found) != count:
+            self._fail("checkpoint/truncated", f"{len(found)} of {count} bytes at {offset} came")
+        return np.frombuffer(found, dtype=np.uint8)
 
     def close(self) -> None:
         """Give the mapping up; arrays that were read stay valid."""

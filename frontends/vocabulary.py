@@ -21,10 +21,7 @@ def count_tokens(checkpoint: Checkpoint, config: TextConfig) -> int:
     Raises:
         InputError: The tokenizer is damaged.
     """
-    tokenizer = checkpoint.json(TOKENIZER)
-    if tokenizer is None:
-        return config.vocab_size
-    named = dict(_tokens(tokenizer, f"{checkpoint.role}/{TOKENIZER}"))
+    named = named_tokens(checkpoint)
     if not named:
         return config.vocab_size
     beyond = sorted((i, token) for i, token in named.items() if i >= config.vocab_size)
@@ -42,6 +39,18 @@ def count_tokens(checkpoint: Checkpoint, config: TextConfig) -> int:
         )
     known = [i for i in (*named, *config.eos_token_ids) if i < config.vocab_size]
     return max(known, default=config.vocab_size - 1) + 1
+
+
+def named_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+    """Ids with their tokens, empty where there is no tokenizer.
+
+    Raises:
+        InputError: The tokenizer is damaged.
+    """
+    tokenizer = checkpoint.json(TOKENIZER)
+    if tokenizer is None:
+        return {}
+    return dict(_tokens(tokenizer, f"{checkpoint.role}/{TOKENIZER}"))
 
 
 def _tokens(tokenizer: JsonObject, where: str) -> Iterator[tuple[int, str]]:

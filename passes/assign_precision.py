@@ -26,7 +26,7 @@ _MOVES = (
 )
 NARROW = frozenset(
     (
-        *("linear", "rms_norm", "rope", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("linear", "rms_norm", "rope", "add", "sub", "mul", "silu", "sigmoid", "tanh", "swiglu"),
         "fake_quantize",
         *("layer_norm", "gelu", "multi_axis_rope", "multi_head_attention"),
         *_MOVES,

@@ -10,21 +10,23 @@ from edgecc.passes.base import Pass, PassContext
 from edgecc.roles import Role
 
 OPTIONAL = (Role.BASE_LOGITS, Role.DRAFT_LOGITS, Role.CONFIDENCE)
+_UNREAD = OPTIONAL[:2]
 
 
 @dataclass(frozen=True, slots=True)
 class DropOutputsOptions:
-    """`roles`: roles to drop, joined by `+`; all optional ones by default."""
+    """`roles`: roles to drop, joined by `+`; by default what the runtime never reads."""
 
-    roles: str = "+".join(r.value for r in OPTIONAL)
+    roles: str = "+".join(r.value for r in _UNREAD)
 
 
 class DropOutputs(Pass[DropOutputsOptions]):
     """Remove optional outputs, so that `dce` can remove the work only they need.
 
     What it does
-        Drops graph outputs by role: by default the draft's logits and confidences, which greedy
-        decoding never reads.
+        Drops graph outputs by role: by default the draft's logits, which the runtime never reads.
+        Its confidences stay: a request may have a threshold for them, and they cost next to
+        nothing.
 
     Why
         Engines compute every output of a graph; seven rows of logits of a large vocabulary are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgecc.devices import Device
-from edgecc.ir.core import Module, Node, Value
+from edgecc.ir.core import Graph, Module, Node, Value
 from edgecc.ir.ops.attention import AttentionAttributes
 from edgecc.ir.patterns import Match, op, var
 from edgecc.ir.rewriter import Rewriter
@@ -50,7 +50,8 @@ class FuseCachedAttention(RewritePass[NoOptions]):
         The queries must belong to the last of the new rows, for all sizes of the symbols. Heads
         must have a width that the device's op takes; rotary embeddings stay outside when it does
         not take as many rotated dims. Where a call may have several sequences, the caches must be
-        inputs of the graph: the kernel wants them apart, and what is computed is together.
+        inputs of the graph: the kernel wants them apart, and what is computed is together. For the
+        same reason no graph of the entry may only write to its caches.
     """
 
     name = "fuse-cached-attention"
@@ -87,6 +88,10 @@ class UpdatedCaches(Rule):
         caches = match.value("k_cache"), match.value("v_cache")
         if _several(match.module) and any(c.producer is not None for c in caches):
             return "the caches are no inputs, and a call may have several sequences"
+        if _several(match.module) and _only_written(match.module, match.graph):
+            return (
+                "a graph of the entry only writes to caches, and a call may have several sequences"
+            )
         return _too_narrow(match.root, self.device)
 
     def rewrite(self, match: Match, rewriter: Rewriter) -> None:
@@ -134,6 +139,14 @@ def _several(module: Module) -> bool:
     """Whether the module was lifted for calls of several sequences."""
     limits = module.metadata.get("limits")
     return isinstance(limits, dict) and limits.get("max_batch_size", 1) != 1
+
+
+def _only_written(module: Module, graph: Graph) -> bool:
+    """Whether a graph that is called together with one has caches that nothing in it reads."""
+    callers = [g for g in module.graphs.values() if g is graph or graph.name in g.callees()]
+    together = {name for g in callers for name in (g.name, *g.callees())}
+    nodes = (node for name in together for node in module.graphs[name].nodes)
+    return any(n.op.name == "cache_update" and not n.result.users() for n in nodes)
 
 
 def _at_least(module: Module, rows: Dim, wanted: Dim) -> bool:

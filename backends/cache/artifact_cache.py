@@ -169,7 +169,7 @@ class ArtifactCache:
     def _explain(self, store: Store, key: CacheKey) -> str:
         """Why nothing is there for a key: how the most similar entry differs."""
         try:
-            found = [f.entry for f in store.scan() if f.entry is not None]
+            found = [f.entry for f in store.scan() if isinstance(f.entry, Entry)]
         except OSError as error:
             self._unusable(error, "read")
             return "the cache cannot be read"

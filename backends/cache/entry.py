@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from edgecc.backends.cache.key import VERSION, CacheKey
+from edgecc.backends.cache.key import VERSION, CacheKey, shown
 from edgecc.backends.storage import storage_errors, sync
 from edgecc.errors import InternalError
 
@@ -75,6 +75,11 @@ class Entry:
     key: CacheKey
     files: Mapping[str, StoredFile]
     used_ns: int
+
+    @property
+    def title(self) -> str:
+        """What it is: `engine target.body for sm120`."""
+        return f"{shown(self.key.kind)} {shown(self.key.name)} for {shown(self.key.device)}"
 
 
 def read_entry(path: Path) -> Entry:
@@ -260,9 +265,14 @@ def _copy_out(reader: IO[bytes], path: Path) -> tuple[str, int]:
 
 def touch(path: Path) -> None:
     """Note that an entry is used now, where the cache can be written."""
+    note_use(path / KEY_FILE)
+
+
+def note_use(file: Path) -> None:
+    """Give a file the time of now, if it can be written."""
     now = time.time_ns()  # the file system's own clock ticks too slowly to tell two uses apart
     with suppress(OSError):
-        os.utime(path / KEY_FILE, ns=(now, now))
+        os.utime(file, ns=(now, now))
 
 
 def bytes_on_disk(path: Path) -> int:

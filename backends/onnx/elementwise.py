@@ -47,6 +47,18 @@ def silu(e: Emitter, node: Node) -> None:
     e.result(node, "Mul", [x, s])
 
 
+@lowers("sub")
+def sub(e: Emitter, node: Node) -> None:
+    """`Sub`."""
+    e.result(node, "Sub", e.operands(node))
+
+
+@lowers("tanh")
+def tanh(e: Emitter, node: Node) -> None:
+    """`Tanh`."""
+    e.result(node, "Tanh", e.operands(node))
+
+
 @lowers("swiglu")
 def swiglu(e: Emitter, node: Node) -> None:
     """`silu(gate) * up`."""

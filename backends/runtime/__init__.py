@@ -21,6 +21,7 @@ from edgecc.backends.runtime.decoder import (
     SpeculativeDecoder,
 )
 from edgecc.backends.runtime.generator import Generator
+from edgecc.backends.runtime.grammar import Grammar
 from edgecc.backends.runtime.loader import load
 from edgecc.backends.runtime.model_info import DraftInfo, LookupInfo, ModelInfo
 from edgecc.backends.runtime.request import Request
@@ -40,6 +41,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Generator",
+    "Grammar",
     "LookupDecoder",
     "LookupInfo",
     "Message",

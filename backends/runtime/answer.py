@@ -28,6 +28,8 @@ class Chunk:
         stats: Counts and times so far: one object, which grows until the last chunk.
         logprobs: Of each of `token_ids`; None unless asked for.
         seed: What random numbers follow from; None where there are none.
+        proposed: Proposals of the round.
+        accepted: Those of them that were accepted.
     """
 
     text: str
@@ -36,6 +38,8 @@ class Chunk:
     stats: Stats
     logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,16 @@ class Answer:
         if self.finding is not None:
             stats.warnings.append(self.finding)
         logprobs = list(step.logprobs[: len(tokens)]) if self._wants_logprobs else None
-        return Chunk(text, list(tokens), reason, stats, logprobs, self._seed)
+        return Chunk(
+            text,
+            list(tokens),
+            reason,
+            stats,
+            logprobs,
+            self._seed,
+            proposed=len(step.proposed),
+            accepted=step.accepted,
+        )
 
     def end(self) -> Chunk:
         """The chunk of an answer that has no room for a token."""

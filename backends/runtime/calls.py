@@ -8,7 +8,7 @@ or together with those of other sequences, as a scheduler does.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
 from typing import TypeAlias, TypeVar
@@ -37,12 +37,16 @@ class Call:
         outputs: Roles wanted.
         alone: It is not to be made together with calls of other sequences. The others want the
             logits of all their rows, in order.
+        earlier: Rows `[1, k, ...]` before those of `inputs`. The call may be made with the last of
+            them in front, and a cache length less by as many, so that it has as many rows as
+            others: they are in the caches already, with the same bits. No entry: it may not.
     """
 
     entry: Entry
     inputs: Mapping[Role, Array]
     outputs: tuple[Role, ...]
     alone: bool = False
+    earlier: Mapping[Role, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,11 @@ from typing import TypeAlias
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.adaptive import AdaptiveLength
 from edgecc.backends.runtime.calls import Steps
+from edgecc.backends.runtime.grammar import Constraint
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.lookup import TokenHistory
 from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.proposals import ConfidenceThreshold, Proposals
 from edgecc.backends.runtime.sampling import Sampler, SamplingParams, TokenLogprobs
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
@@ -29,6 +31,9 @@ from edgecc.prompt_lookup import PromptLookup
 
 Choose: TypeAlias = Callable[[int], int]
 """The target's token of a row of a verification. It is asked in order, for rows it commits only."""
+
+_Verified: TypeAlias = tuple[tuple[int, ...], int, Choose]
+"""The proposals that were verified, how many were withheld, and the target's tokens."""
 
 
 class FinishReason(StrEnum):
@@ -53,13 +58,14 @@ class Round:
 
     Attributes:
         tokens: The committed tokens, cut at the number of tokens asked for.
-        proposed: What the draft proposed and the target verified.
+        proposed: What the draft proposed and was to be verified.
         accepted: Leading proposals that were kept, before any cut. A stop token is never counted
             as accepted, even if the draft proposed it: it is the round's own token.
         seconds: Where the time went.
         is_prompt: The round that read the prompt and chose the first token, with no verification.
         finish_reason: Set on the last round.
         logprobs: Of each of `tokens`; empty unless asked for.
+        withheld: Further proposals, which the draft was not sure enough of.
     """
 
     tokens: tuple[int, ...]
@@ -69,6 +75,7 @@ class Round:
     is_prompt: bool = False
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    withheld: int = 0
 
 
 class Decoder(ABC):
@@ -83,6 +90,7 @@ class Decoder(ABC):
         self._session = session
         self._model = model
         self._sampler = Sampler(SamplingParams(), (), model.num_tokens)
+        self._threshold = ConfidenceThreshold(0.0)
 
     @abstractmethod
     def _drafting(self, start: int) -> bool:
@@ -101,9 +109,9 @@ class Decoder(ABC):
         """Whether rounds run on the device, where they can."""
         return self._session.runs_rounds and not self._sampler.needs_logits
 
-    def _propose(self, most: int) -> Steps[list[int]]:
+    def _propose(self, most: int) -> Steps[Proposals]:
         """Proposals for the next verification; those after the first `most` are not used."""
-        return self._session.propose()
+        return self._session.propose(most, confidence=self._threshold.active)
 
     def _start(self) -> None:  # noqa: B027
         """Forget the sequence before."""
@@ -118,6 +126,7 @@ class Decoder(ABC):
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
         images: PromptImages | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Round]:
         """Continue a prompt.
 
@@ -127,12 +136,14 @@ class Decoder(ABC):
             stop_ids: Tokens that end the text; the one that does is committed.
             sampling: How tokens are chosen; None means greedily.
             images: What is in the prompt besides text.
+            constraint: What the text must follow, at its beginning. The text also ends where
+                nothing can be added to it.
 
         Yields:
             The round of the prompt, with the first token, then one round per target call. The last
             one has a finish reason. Nothing if there is no room for a single token.
         """
-        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images):
+        for steps in self.steps(token_ids, max_new_tokens, stop_ids, sampling, images, constraint):
             yield self._session.run(steps)
 
     def steps(
@@ -142,6 +153,7 @@ class Decoder(ABC):
         stop_ids: Collection[int] = (),
         sampling: SamplingParams | None = None,
         images: PromptImages | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Steps[Round]]:
         """Like `rounds`, for a caller that makes the engine calls.
 
@@ -152,9 +164,9 @@ class Decoder(ABC):
         session.reset()
         self._start()
         params = SamplingParams() if sampling is None else sampling
-        self._sampler = Sampler(params, token_ids, self._model.num_tokens)
+        self._sampler = Sampler(params, token_ids, self._model.num_tokens, constraint)
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
-        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids))
+        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids), self._sampler)
         if limits.left < 1:
             return
         yield self._first_round(token_ids, limits, images)
@@ -182,29 +194,36 @@ class Decoder(ABC):
         drafting = self._drafting(session.start)
         most = self._most(drafting)
         if self._on_device:
-            proposed, choose = self._round(most, drafting)
+            proposed, withheld, choose = self._round(most, drafting)
         else:
-            proposed, choose = yield from self._verify(most, drafting)
-        accepted, token = accept(choose, proposed, limits.stop_ids)
+            proposed, withheld, choose = yield from self._verify(most, drafting)
+        accepted, token = accept(choose, proposed, limits.ends)
         session.commit(accepted, token)
         tokens, reason = limits.cut((*proposed[:accepted], token))
         logprobs = self._sampler.take_logprobs()[: len(tokens)]
-        made = Round(tokens, proposed, accepted, lap.end(), False, reason, logprobs)
+        made = Round(tokens, proposed, accepted, lap.end(), False, reason, logprobs, withheld)
         self._learn(made)
         return made
 
-    def _verify(self, most: int, drafting: bool) -> Steps[tuple[tuple[int, ...], Choose]]:
+    def _verify(self, most: int, drafting: bool) -> Steps[_Verified]:
         """Proposals and the target's choices, by calls of the draft and of the target."""
-        drafted = (yield from self._propose(most)) if most else []
-        proposed = _valid_prefix(drafted[:most], self._model.num_tokens)
+        drafted = (yield from self._propose(most)) if most else Proposals()
+        proposed, withheld = self._kept(drafted, most)
+        proposed = self._sampler.possible(proposed)
         logits = yield from self._session.verify(proposed, features=drafting)
-        return tuple(proposed), lambda row: self._sampler.choose(logits[row])
+        return proposed, withheld, lambda row: self._sampler.choose(logits[row])
 
-    def _round(self, most: int, drafting: bool) -> tuple[tuple[int, ...], Choose]:
-        """The same from a round on the device, which chooses greedily."""
+    def _round(self, most: int, drafting: bool) -> _Verified:
+        """The same from a round on the device, which chooses greedily and verifies all."""
         count = self._model.num_tokens
-        proposed, chosen = self._session.round(most, features=drafting)
-        return tuple(_valid_prefix(proposed, count)), lambda row: _checked(chosen[row], count)
+        drafted, chosen = self._session.round(most, features=drafting)
+        return *self._kept(drafted, most), lambda row: _checked(chosen[row], count)
+
+    def _kept(self, drafted: Proposals, most: int) -> tuple[tuple[int, ...], int]:
+        """The proposals to be verified, and how many the draft was not sure enough of."""
+        tokens = drafted.tokens[:most]
+        kept = self._threshold.kept(drafted)[:most]
+        return tuple(_valid_prefix(kept, self._model.num_tokens)), len(tokens) - len(kept)
 
 
 class PlainDecoder(Decoder):
@@ -248,10 +267,11 @@ class ProposingDecoder(Decoder):
 class SpeculativeDecoder(ProposingDecoder):
     """Draft, verify, accept.
 
-    The draft always runs its whole block, and the first N proposals are used: they are the same
-    whatever N is. The block's slots need positions, and rows behind the context in the draft's
-    caches: the draft is left out as soon as a block would pass the last position it was made for or
-    the end of its caches. The text does not depend on it.
+    A draft with a block always runs all of it, and the first N proposals are used: they are the
+    same whatever N is. One that makes a proposal a call is called N times. Either needs positions,
+    and rows behind the context in the draft's caches: the draft is left out as soon as a round
+    would pass the last position it was made for or the end of its caches. The text does not depend
+    on it.
 
     Args:
         session: The state to decode with; it has a draft.
@@ -259,6 +279,8 @@ class SpeculativeDecoder(ProposingDecoder):
         draft: What the bundle says about the draft.
         num_speculative_tokens: N, from 1 to the compiled number; None means the compiled number.
         adaptive: Propose fewer where measured acceptance and times say that it is faster.
+        confidence_threshold: Verify no proposal the draft is less sure of, nor those after it. 0
+            verifies all; more needs a draft with a confidence head.
     """
 
     def __init__(
@@ -269,9 +291,11 @@ class SpeculativeDecoder(ProposingDecoder):
         num_speculative_tokens: int | None = None,
         *,
         adaptive: bool = False,
+        confidence_threshold: float = 0.0,
     ) -> None:
         wanted = num_speculative_tokens or draft.num_speculative_tokens
         super().__init__(session, model, wanted, adaptive=adaptive)
+        self._threshold = ConfidenceThreshold(confidence_threshold)
         reach = min(draft.max_position_embeddings, session.draft_capacity)
         self._last_start = reach - draft.block_size
 
@@ -322,13 +346,13 @@ class LookupDecoder(ProposingDecoder):
     def _most(self, drafting: bool) -> int:
         return self._fitting()
 
-    def _propose(self, most: int) -> Steps[list[int]]:
+    def _propose(self, most: int) -> Steps[Proposals]:
         yield from ()  # no call is needed
         self._history.follow(self._session.tokens)
-        return self._history.propose(most)
+        return Proposals(self._history.propose(most))
 
 
-def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) -> tuple[int, int]:
+def accept(choose: Choose, proposed: Sequence[int], ends: Callable[[int], bool]) -> tuple[int, int]:
     """Keep the proposals that the target would have chosen itself.
 
     Rows after the first disagreement are not looked at.
@@ -336,14 +360,15 @@ def accept(choose: Choose, proposed: Sequence[int], stop_ids: frozenset[int]) ->
     Args:
         choose: The target's token of a row; row i decides about proposal i.
         proposed: The proposals that were verified.
-        stop_ids: A proposal that ends the text is not accepted but chosen: nothing follows it.
+        ends: Whether the token just chosen ends the text. A proposal that does is not accepted but
+            chosen: nothing follows it.
 
     Returns:
         How many proposals are accepted, and the token that the target adds to them.
     """
     for index, proposal in enumerate(proposed):
         token = choose(index)
-        if token != proposal or token in stop_ids:
+        if token != proposal or ends(token):
             return index, token
     return len(proposed), choose(len(proposed))
 
@@ -386,25 +411,31 @@ class _Limits:
     Attributes:
         left: Tokens that may still be committed.
         stop_ids: Tokens that end it.
+        sampler: Knows whether it is complete.
         reason: Why it ended, once it has.
     """
 
     left: int
     stop_ids: frozenset[int]
+    sampler: Sampler
     reason: FinishReason | None = None
+
+    def ends(self, token: int) -> bool:
+        """Whether the token just chosen ends the text."""
+        return token in self.stop_ids or self.sampler.finished
 
     def cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """As many of the next tokens as may be committed, and whether they end the text."""
         kept = tokens[: self.left]
         self.left -= len(kept)
-        if kept[-1] in self.stop_ids:
+        if len(kept) == len(tokens) and self.ends(kept[-1]):
             self.reason = FinishReason.STOP
         elif not self.left:
             self.reason = FinishReason.LENGTH
         return kept, self.reason
 
 
-def _valid_prefix(proposals: list[int], num_tokens: int) -> list[int]:
+def _valid_prefix(proposals: Sequence[int], num_tokens: int) -> Sequence[int]:
     """The proposals before the first that is no token: the target cannot agree to that one."""
     for index, proposal in enumerate(proposals):
         if not 0 <= proposal < num_tokens:

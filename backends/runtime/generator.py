@@ -22,11 +22,13 @@ from edgecc.backends.runtime.decoder import (
     Round,
     SpeculativeDecoder,
 )
+from edgecc.backends.runtime.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
 from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.backends.runtime.request import (
     Request,
+    check_confidence_threshold,
     check_lookup,
     check_max_new_tokens,
     check_num_speculative_tokens,
@@ -41,7 +43,9 @@ from edgecc.backends.runtime.sampling import (
 from edgecc.backends.runtime.scheduler import Scheduler, slots_of
 from edgecc.backends.runtime.session import Session
 from edgecc.backends.runtime.stats import (
+    CAUSES,
     LOOKUP_CAUSES,
+    OTHER_CAUSES,
     AcceptanceMonitor,
     SpeculationWarning,
 )
@@ -77,13 +81,15 @@ class Generator:
         self._chat = chat if chat is not None else ChatTemplates({})
         self._generation_config = generation_config or {}
         self._reader = PromptReader(model, tokenizer, self._chat)
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, model.num_tokens)
         self._entries: dict[Entry, Executable] = {Entry.TARGET: engine.entry(Entry.TARGET)}
         if model.draft is not None:
             self._entries[Entry.DRAFT] = engine.entry(Entry.DRAFT)
         if model.images is not None:
             self._entries[Entry.VISION] = engine.entry(Entry.VISION)
         self._session = self._new_session(greedy_rounds(engine))
-        self._monitor = AcceptanceMonitor()
+        method = model.draft.method if model.draft is not None else ""
+        self._monitor = AcceptanceMonitor(CAUSES.get(method, OTHER_CAUSES))
         self._lookup_monitor = AcceptanceMonitor(LOOKUP_CAUSES)
         self._busy = threading.Lock()
         self._in_round = threading.Lock()
@@ -137,6 +143,8 @@ class Generator:
         on_text: Callable[[str], None] | None = None,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
@@ -164,6 +172,10 @@ class Generator:
             adaptive_speculation: Propose fewer tokens where it is faster by what is measured.
             prompt_lookup: Propose what followed the same tokens before, instead of asking the
                 draft; of a bundle compiled for that, other numbers of tokens.
+            confidence_threshold: Verify no proposal that the draft's confidence head gives a lower
+                probability, from 0 to 1, nor those after it.
+            grammar: What the text must follow; needs llguidance, the extra `grammar`. The text may
+                end before it is complete only at max_new_tokens or at one of `stop`.
             sampling: How tokens are chosen.
             **options: Fields of `SamplingParams`, instead of those of `sampling`: `temperature`,
                 `top_k`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`,
@@ -173,7 +185,8 @@ class Generator:
             RequestError: An argument is out of range, an image cannot be used, or another request
                 is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         stream = self.stream(
             prompt,
@@ -187,6 +200,8 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            confidence_threshold=confidence_threshold,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -255,6 +270,8 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> abc.Generator[Chunk, None, None]:
@@ -271,7 +288,8 @@ class Generator:
             RequestError: An argument is out of range, or an image cannot be used; or, when the
                 first chunk is taken, another request is running.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         request = self.request(
             prompt,
@@ -285,6 +303,8 @@ class Generator:
             ignore_eos=ignore_eos,
             adaptive_speculation=adaptive_speculation,
             prompt_lookup=prompt_lookup,
+            confidence_threshold=confidence_threshold,
+            grammar=grammar,
             sampling=sampling,
             **options,
         )
@@ -304,6 +324,8 @@ class Generator:
         ignore_eos: bool = False,
         adaptive_speculation: bool = False,
         prompt_lookup: PromptLookup | None = None,
+        confidence_threshold: float | None = None,
+        grammar: Grammar | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
@@ -312,10 +334,12 @@ class Generator:
         Raises:
             RequestError: An argument is out of range, or an image cannot be used.
             ResourceError: An image cannot be read.
-            UnsupportedError: Pillow, which reads images, is not installed.
+            UnsupportedError: Pillow, which reads images, or llguidance, which reads grammars, is
+                not installed.
         """
         self._check_open()
         read = self._reader.read(prompt, token_ids, messages, images)
+        lookup = check_lookup(prompt_lookup, self._model)
         return Request(
             token_ids=read.token_ids,
             images=read.images,
@@ -332,7 +356,11 @@ class Generator:
                 vocab_size=self._model.vocab_size,
             ),
             adaptive_speculation=adaptive_speculation,
-            lookup=check_lookup(prompt_lookup, self._model),
+            lookup=lookup,
+            confidence_threshold=check_confidence_threshold(
+                confidence_threshold, self._model, lookup
+            ),
+            grammar=self._compiled(grammar),
         )
 
     def close(self) -> None:
@@ -356,6 +384,19 @@ class Generator:
     ) -> None:
         self.close()
 
+    def _compiled(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        if grammar is None:
+            return None
+        if not isinstance(grammar, Grammar):
+            raise RequestError(
+                "request/bad-grammar",
+                f"grammar must be a Grammar, not a {type(grammar).__name__}",
+                help="for example grammar=edgecc.Grammar.json_schema(schema)",
+            )
+        if self._grammars is None:
+            raise RequestError("request/no-tokenizer", "a grammar needs a bundle with a tokenizer")
+        return self._grammars.compile(grammar)
+
     def _new_session(self, rounds: GreedyRounds | None) -> Session:
         model, entries = self._model, self._entries
         return Session(
@@ -375,7 +416,14 @@ class Generator:
             return LookupDecoder(session, self._model, lookup, wanted, adaptive=adaptive)
         if draft is None or not wanted:
             return PlainDecoder(session, self._model)
-        return SpeculativeDecoder(session, self._model, draft, wanted, adaptive=adaptive)
+        return SpeculativeDecoder(
+            session,
+            self._model,
+            draft,
+            wanted,
+            adaptive=adaptive,
+            confidence_threshold=request.confidence_threshold,
+        )
 
     def _steps(self, session: Session, request: Request) -> abc.Iterator[Steps[Round]]:
         return self._decoder(session, request).steps(
@@ -384,6 +432,7 @@ class Generator:
             request.stop_ids,
             request.sampling,
             request.images,
+            None if request.grammar is None else request.grammar.start(request.stop_ids),
         )
 
     def _answer(self, request: Request) -> Answer:

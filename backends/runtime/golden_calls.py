@@ -1,7 +1,8 @@
-"""Calls of a target that golden rows are about: a prompt, the token after it, and a replay.
+"""Calls that golden rows are about: a prompt, a draft's round, the token after it, and a replay.
 
 `golden` are the tensors of a golden file, see `edgecc.golden.make_golden`: `token_ids` i64 `[T]`,
-`anchor` i64 `[1]`, and where the target reads images what stands in the prompt besides text.
+`anchor` i64 `[1]`, with a draft `proposals` i64 `[N]`, and where the target reads images what
+stands in the prompt besides text.
 """
 
 from __future__ import annotations
@@ -12,12 +13,48 @@ import numpy as np
 
 from edgecc.backends.base import Array, Executable, Role
 from edgecc.backends.runtime.image_prompt import ImagePrompt
+from edgecc.backends.runtime.proposer import Proposer
 
 
 def prompt_inputs(target: Executable, golden: Mapping[str, Array]) -> dict[Role, Array]:
     """Inputs of the call that reads all of the prompt, for logits of its last row."""
     ids = golden["token_ids"]
     return _inputs(target, golden, ids, 0, commit=len(ids))
+
+
+def proposals(
+    draft: Executable, golden: Mapping[str, Array], taps: Array | None, proposer: Proposer
+) -> Array:
+    """What a draft proposes after the prompt, i64 `[N]`.
+
+    Args:
+        draft: Its entry.
+        golden: See above.
+        taps: The target's states of the prompt, f32 `[1, T, n*H]`, for a draft that reads them.
+        proposer: How it is called.
+    """
+    tokens = [*golden["token_ids"].tolist(), *golden["anchor"].tolist()]
+    length = 0
+    if proposer.reads_states:
+        assert taps is not None
+        inputs = {
+            Role.FEATURES: taps,
+            proposer.role: proposer.tokens(tokens[1:]),
+            Role.CACHE_LENGTH: np.zeros(1, dtype=np.int64),
+        }
+        made: Array = draft.run(inputs, [Role.PROPOSALS])[Role.PROPOSALS][0]
+        return made
+    found: list[int] = []
+    while len(found) < len(golden["proposals"]):
+        inputs = {
+            proposer.role: proposer.tokens(tokens),
+            Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
+            Role.LOGIT_ROWS: np.array([len(tokens) - 1], dtype=np.int64),
+        }
+        length += len(tokens)
+        tokens = draft.run(inputs, [Role.PROPOSALS])[Role.PROPOSALS][0].tolist()
+        found += tokens
+    return np.array(found, dtype=np.int64)
 
 
 def next_logits(target: Executable, golden: Mapping[str, Array]) -> Array:

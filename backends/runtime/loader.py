@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from edgecc.backends.base import Engine, Progress, Role
+from edgecc.backends.base import Engine, Progress
 from edgecc.backends.bundle import Bundle
 from edgecc.backends.runtime.chat import ChatTemplates
 from edgecc.backends.runtime.generator import Generator
@@ -27,8 +27,6 @@ A bundle may come from anywhere, so it can choose among these and import nothing
 
 MAX_THREADS = 1024
 """More threads than any machine has cores for: asking for more is a slip, and may hang."""
-
-_DRAFT_ROLES = frozenset({Role.FEATURES, Role.CACHE_LENGTH, Role.PROPOSALS})
 
 
 class _EngineModule(Protocol):
@@ -171,7 +169,7 @@ def _check_draft(bundle: Bundle, draft: DraftInfo) -> None:
         )
     entry = bundle.entry("draft")
     roles = {port["role"] for port in (*entry["inputs"], *entry["outputs"])}
-    missing = sorted({*_DRAFT_ROLES, proposer.role} - roles)
+    missing = sorted(proposer.roles - roles)
     if missing:
         raise UnsupportedError(
             "runtime/unsupported-draft",

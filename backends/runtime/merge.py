@@ -1,18 +1,20 @@
 """Several sequences' calls of one entry as one engine call, and its results for each of them.
 
-Rows are padded at the end to those of the longest. Slots between them take part as well: nothing is
-read of what comes out for them, and what is written lies behind their valid rows.
+Rows are padded at the end to those of the longest. A draft's block follows its last feature, so
+calls of drafts are padded in front, with features that it was given before: their rows are written
+once more, with the bits that they have. Slots between them take part as well: nothing is read of
+what comes out for them, and what is written lies behind their valid rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.runtime.calls import Call
+from edgecc.backends.runtime.calls import Call, Entry
 from edgecc.errors import InternalError
 
 
@@ -68,9 +70,34 @@ def rows_of(call: Call) -> int:
     return int(rows.shape[1])
 
 
-def length_of(call: Call) -> int:
-    """Valid rows of the sequence's caches before a call."""
-    return int(call.inputs[Role.CACHE_LENGTH][0])
+def start_of(call: Call, rows: int) -> int | None:
+    """Where a call begins to write if it is made with more rows.
+
+    Args:
+        call: Of one sequence.
+        rows: At least its own.
+
+    Returns:
+        The place of its first row in the caches; None if it cannot have as many.
+    """
+    length = int(call.inputs[Role.CACHE_LENGTH][0])
+    missing = rows - rows_of(call)
+    if call.entry is Entry.TARGET or not missing:
+        return length
+    known = call.earlier.get(Role.FEATURES)
+    return length - missing if known is not None and known.shape[1] >= missing else None
+
+
+def _widened(call: Call | Idle, rows: int) -> Call | Idle:
+    """A call with earlier rows in front, as many as it lacks; of the target it is as it was."""
+    missing = 0 if isinstance(call, Idle) or not call.earlier else rows - rows_of(call)
+    if not missing or isinstance(call, Idle):
+        return call
+    inputs = dict(call.inputs)
+    inputs[Role.CACHE_LENGTH] = inputs[Role.CACHE_LENGTH] - missing
+    for role, before in call.earlier.items():
+        inputs[role] = np.concatenate([before[:, -missing:], inputs[role]], axis=1)
+    return replace(call, inputs=inputs)
 
 
 def joined(calls: Sequence[Call | Idle]) -> tuple[Mapping[Role, Array], tuple[Role, ...]]:
@@ -87,6 +114,7 @@ def joined(calls: Sequence[Call | Idle]) -> tuple[Mapping[Role, Array], tuple[Ro
     if len(calls) == 1:
         return real[0].inputs, real[0].outputs
     rows = max(map(rows_of, real))
+    calls = [_widened(call, rows) for call in calls]
     inputs = {role: _joined(role, calls, first, rows) for role, first in real[0].inputs.items()}
     outputs = dict.fromkeys(role for call in real for role in call.outputs)
     return inputs, tuple(outputs)
@@ -127,7 +155,7 @@ def part(results: Mapping[Role, Array], index: int, call: Call) -> dict[Role, Ar
     found = {}
     for role in call.outputs:
         own = results[role][index : index + 1]
-        if role in _BY_ROW:
+        if role in _BY_ROW or (role is Role.PROPOSALS and Role.LOGIT_ROWS in call.inputs):
             wanted = Role.TOKEN_IDS if role is Role.HIDDEN_TAP else Role.LOGIT_ROWS
             own = own[:, : call.inputs[wanted].shape[-1]]
         found[role] = own.copy() if role is Role.HIDDEN_TAP else own

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecc.backends.base import Role
 from edgecc.backends.runtime.image_config import ImageConfig
 from edgecc.prompt_lookup import NGRAM, PromptLookup
 
@@ -19,12 +20,14 @@ class DraftInfo:
         block_size: Rows a call puts behind the context, from position `start` on.
         max_position_embeddings: Positions the draft was made for. Beyond it the draft is not used.
         method: Its kind: how it is called.
+        tells_confidence: Whether it says how sure it is of its proposals.
     """
 
     num_speculative_tokens: int
     block_size: int
     max_position_embeddings: int
     method: str = "dspark"
+    tells_confidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,21 @@ class ModelInfo:
             max_model_len=limits["max_model_len"],
             max_input_len=limits["max_input_len"],
             prefill_chunk=limits["prefill_chunk"],
-            draft=None if draft is None or looks_up else _draft_info(draft),
+            draft=None if draft is None or looks_up else _draft_info(draft, manifest),
             lookup=_lookup_info(draft) if looks_up else None,
             images=ImageConfig.from_metadata(manifest["vision"]) if "vision" in manifest else None,
         )
 
 
-def _draft_info(draft: Mapping[str, Any]) -> DraftInfo:
+def _draft_info(draft: Mapping[str, Any], manifest: Mapping[str, Any]) -> DraftInfo:
     proposals = draft["num_speculative_tokens"]
+    outputs = manifest.get("entries", {}).get("draft", {"outputs": ()})["outputs"]
     return DraftInfo(
         num_speculative_tokens=proposals,
         block_size=draft.get("block_size", proposals),
         max_position_embeddings=draft["max_position_embeddings"],
         method=draft["method"],
+        tells_confidence=any(port["role"] == Role.CONFIDENCE for port in outputs),
     )
 
 

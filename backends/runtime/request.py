@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgecc.backends.base import IntArray
+from edgecc.backends.runtime.grammar import CompiledGrammar
 from edgecc.backends.runtime.image_prompt import PromptImages
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.sampling import SamplingParams
@@ -29,6 +30,8 @@ class Request:
         adaptive_speculation: Propose fewer than `num_speculative_tokens` where it is faster.
         images: What is in the prompt besides text.
         lookup: Propose by lookup, with these settings; None asks the draft.
+        confidence_threshold: Verify no proposal the draft is less sure of; 0 verifies all.
+        grammar: What the text must follow.
     """
 
     token_ids: IntArray
@@ -40,6 +43,8 @@ class Request:
     adaptive_speculation: bool
     images: PromptImages | None = None
     lookup: PromptLookup | None = None
+    confidence_threshold: float = 0.0
+    grammar: CompiledGrammar | None = None
 
 
 def check_prompt(prompt: object) -> str:
@@ -198,6 +203,47 @@ def check_lookup(lookup: PromptLookup | None, model: ModelInfo) -> PromptLookup 
     return lookup
 
 
+def check_confidence_threshold(
+    value: float | None, model: ModelInfo, lookup: PromptLookup | None
+) -> float:
+    """The least confidence of a proposal that is verified; 0 verifies all.
+
+    Args:
+        value: What a request says.
+        model: What the bundle says.
+        lookup: How the request proposes without the draft, if it does.
+
+    Raises:
+        RequestError: It is no probability, or no draft with a confidence head is asked.
+    """
+    if value is None:
+        return 0.0
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise RequestError(
+            "request/bad-confidence-threshold",
+            f"confidence_threshold must be a number from 0 to 1, not {value!r}",
+            help="0 verifies all proposals",
+        )
+    if not value:
+        return 0.0
+    found = f"confidence_threshold is {value!r}"
+    if not model.num_speculative_tokens:
+        raise _no_speculation(found)
+    if lookup is not None or model.draft is None:
+        raise RequestError(
+            "request/no-confidence",
+            f"{found}, but proposals are looked up in the text: nothing tells how sure they are",
+            help="leave it out, or ask a draft with a confidence head",
+        )
+    if not model.draft.tells_confidence:
+        raise RequestError(
+            "request/no-confidence",
+            f"{found}, but the bundle's draft ({model.draft.method}) does not tell how sure it is",
+            help="leave it out; if the draft checkpoint has a confidence head, compile it again",
+        )
+    return float(value)
+
+
 def _no_speculation(found: str) -> RequestError:
     return RequestError(
         "request/no-draft",
@@ -232,6 +278,10 @@ def check_stop(stop: str | Sequence[str], *, has_tokenizer: bool) -> tuple[str, 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _is_whole(value: object) -> bool:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from edgecc.backends.base import Array, Executable, Role
 from edgecc.backends.runtime.calls import Call, Entry, Reply, Steps
 from edgecc.backends.runtime.decoder import Round
-from edgecc.backends.runtime.merge import Idle, joined, length_of, part, rows_of
+from edgecc.backends.runtime.merge import Idle, joined, part, rows_of, start_of
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import EdgeccError, InternalError
 
@@ -249,7 +249,7 @@ class Scheduler:
             if self._entries[entry].log_rows:
                 del found[seat.slot]
             else:
-                length = session.start if entry is Entry.TARGET else session.draft_length
+                length = session.start if entry is Entry.TARGET else session.draft_rows
                 found[seat.slot] = Idle(length)
         return found
 
@@ -286,15 +286,14 @@ def _group(executable: Executable, seats: Sequence[_Seat], idle: Mapping[int, Id
 def _fits(executable: Executable, group: _Group) -> bool:
     """Whether calls can be one call."""
     calls = [s.call for s in group.values() if isinstance(s, _Seat) and s.call is not None]
-    lengths = [length_of(call) for call in calls]
-    rows = [rows_of(call) for call in calls]
+    rows = max(map(rows_of, calls))
+    starts = [start_of(call, rows) for call in calls]
+    last = max((start for start in starts if start is not None), default=0)
     return (
         len(group) <= executable.batch_size
         and not any(call.alone for call in calls)
-        # A block follows the last feature: none may be padded.
-        and (calls[0].entry is Entry.TARGET or min(rows) == max(rows))
-        and max(lengths) + max(rows) <= executable.capacity
+        and None not in starts
+        and last + rows <= executable.capacity
         # What fits for one that runs fits for one that does not.
-        and max((s.length for s in group.values() if isinstance(s, Idle)), default=0)
-        <= max(lengths)
+        and max((s.length for s in group.values() if isinstance(s, Idle)), default=0) <= last
     )

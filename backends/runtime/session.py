@@ -8,6 +8,9 @@ that the next call overwrites, so a rollback is a smaller number. So it is for t
 which have no rows to count: rows that may be rejected change no state, they go to a log, and the
 next call replays those of them that were accepted.
 
+A draft that is a language model of its own is rolled back in the same way: the rows of its caches
+that hold proposals count as valid once these are accepted.
+
 Invariants, at every point where no verification is open (`start` counts rows of the target caches):
 
 * the states of the target sum up its first `start - replay` rows, and the log begins with the
@@ -15,21 +18,24 @@ Invariants, at every point where no verification is open (`start` counts rows of
   or a round with the draft;
 * `start == len(tokens) - 1`: all committed tokens but the newest, the anchor, are in the caches
   (between `prefill` and `push` there is no anchor yet, and `start == len(tokens)`);
-* while features are collected, `draft_length + pending == start`: the draft has the features of
-  each committed position once, in order, or they wait for its next call.
+* while the draft takes part, `draft_length + pending == start`: it has each committed position
+  once, in order, or they wait for its next call. Between `propose` and `commit` a draft that
+  reads tokens alone has more rows, `ahead`: those of the anchor and of its proposals but the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
 
 from edgecc.backends.base import Array, Executable, FloatArray, GreedyRounds, IntArray, Role
-from edgecc.backends.runtime.calls import Call, Entry, Steps, drive
+from edgecc.backends.runtime.calls import Call, Entry, Reply, Steps, drive
 from edgecc.backends.runtime.image_prompt import ImagePrompt, PromptImages
+from edgecc.backends.runtime.proposals import Proposals
 from edgecc.backends.runtime.proposer import PROPOSERS, Proposer
 from edgecc.errors import InternalError
 
@@ -74,6 +80,7 @@ class Session:
         if vision is not None:
             self._entries[Entry.VISION] = vision
         self._no_images: FloatArray = np.zeros((0, feature_size), dtype=np.float32)
+        self._shares_calls = draft is not None and draft.batch_size > 1
         self._chunk = prefill_chunk
         self._most_open = min(prefill_chunk, target.log_rows or prefill_chunk)
         self._row_numbers: IntArray = np.arange(prefill_chunk, dtype=np.int64)
@@ -92,9 +99,11 @@ class Session:
         self._logged = False
         self._draft_length = 0
         self._pending = 0
+        self._ahead: list[int] = []
         self._open: tuple[int, ...] | None = None
         self._collects = False
         self._tap: Callable[[int], Array] = _no_features
+        self._earlier: Array | None = None
         self._prompt: ImagePrompt | None = None
         self._images = self._no_images
 
@@ -110,12 +119,17 @@ class Session:
 
     @property
     def draft_length(self) -> int:
-        """Committed positions whose features are in the draft caches."""
+        """Committed positions that are in the draft caches."""
         return self._draft_length
 
     @property
+    def draft_rows(self) -> int:
+        """Rows of the draft caches that may be needed: those of proposals as well."""
+        return self._draft_length + len(self._ahead)
+
+    @property
     def pending(self) -> int:
-        """Committed positions whose features wait for the next draft call."""
+        """Committed positions that wait for the next draft call."""
         return self._pending
 
     @property
@@ -202,17 +216,58 @@ class Session:
             raise _misuse("push follows prefill")
         self._tokens.append(token)
 
-    def propose(self) -> Steps[list[int]]:
-        """Let the draft take the pending features and propose what follows the anchor.
+    def propose(self, most: int = 1, *, confidence: bool = False) -> Steps[Proposals]:
+        """Let the draft take what is pending and propose what follows the anchor.
+
+        Args:
+            most: Proposals that are wanted, at least 1.
+            confidence: Also ask how sure it is of them; it has a head for that.
 
         Returns:
-            All proposals of the block, in order: one draft call, read back once.
+            Proposals, in order: all of the block where one call makes them, else `most`.
         """
-        if self._start != len(self._tokens) - 1 or not self._pending:
+        if self._start != len(self._tokens) - 1 or self._ahead:
+            raise _misuse("propose follows push or commit, once")
+        if self._draft_length + self._pending != self._start:
+            raise _misuse("the draft lacks the features of some committed positions")
+        if not self._proposer.reads_states:
+            return (yield from self._propose_by_token(most))
+        if not self._pending:
             raise _misuse("propose follows push or commit, once, with features collected")
-        results = yield from self._run_draft((Role.PROPOSALS,))
-        proposals: list[int] = results[Role.PROPOSALS][0].tolist()
-        return proposals
+        wanted = (Role.PROPOSALS, Role.CONFIDENCE) if confidence else (Role.PROPOSALS,)
+        results = yield from self._run_draft(wanted)
+        return Proposals(*(results[role][0].tolist() for role in wanted))
+
+    def _propose_by_token(self, most: int) -> Steps[Proposals]:
+        """One draft call a proposal; the first one reads the anchor and what is pending."""
+        yield from self._catch_up()
+        made: list[int] = []
+        tokens, length = self._tokens[self._draft_length :], self._draft_length
+        while len(made) < most:
+            reply = yield Call(Entry.DRAFT, self._token_inputs(tokens, length), (Role.PROPOSALS,))
+            self.draft_seconds += reply.seconds
+            length += len(tokens)
+            self._draft_length, self._pending = self._start, 0
+            self._ahead.append(tokens[-1])
+            tokens = reply.results[Role.PROPOSALS][0, -1:].tolist()
+            made += tokens
+        return Proposals(made)
+
+    def _catch_up(self) -> Steps[None]:
+        """Let a draft that reads tokens take a prompt's last chunk: that needs no logits.
+
+        One token may stay, to be read with the anchor, where a call takes two.
+        """
+        if self._pending >= min(2, self._chunk):
+            yield from self._run_draft(())
+
+    def _token_inputs(self, tokens: Sequence[int], length: int) -> dict[Role, Array]:
+        """Inputs of a draft that reads tokens, with logits for all of them."""
+        return {
+            self._proposer.role: self._proposer.tokens(tokens),
+            Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
+            Role.LOGIT_ROWS: self._row_numbers[: len(tokens)],
+        }
 
     def verify(self, proposals: Sequence[int], *, features: bool) -> Steps[FloatArray]:
         """Run the target over the anchor and the proposals (none: a plain step).
@@ -234,7 +289,7 @@ class Session:
         self._open = tuple(proposals)
         return logits
 
-    def round(self, most: int, *, features: bool) -> tuple[list[int], list[int]]:
+    def round(self, most: int, *, features: bool) -> tuple[Proposals, list[int]]:
         """Draft, verify and choose on the device, with one read-back.
 
         Args:
@@ -246,22 +301,33 @@ class Session:
         """
         if self._open is not None or self._start != len(self._tokens) - 1 or self._rounds is None:
             raise _misuse("round follows push or commit")
-        if features and (not self._pending or self._draft_length + self._pending != self._start):
+        if features and self._draft_length + self._pending != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
+        if features and not self._proposer.reads_states:
+            self.run(self._catch_up())
         begin = perf_counter()
-        rows = self._pending if features else 0
+        rows = self._rows_for_draft if features else 0
         following = np.array(self._tokens[-max(rows, 1) :], dtype=np.int64)
         length = self._draft_length
         made = self._rounds.run(following, self._start, rows, length, self._replay)
         self.target_seconds += perf_counter() - begin
         self._replay, self._logged = 0, features
-        proposals = made.proposals[:most].tolist()
+        proposals = Proposals(made.proposals[:most].tolist(), made.confidence[:most].tolist())
         if features:
             self._draft_length = self._start
+            if not self._proposer.reads_states:
+                self._ahead = [self._tokens[-1], *made.proposals[:-1].tolist()]
             self._tap = self._rounds.features
         self._pending, self._collects = 0, features
-        self._open = tuple(proposals)
-        return proposals, made.chosen[: len(proposals) + 1].tolist()
+        self._open = tuple(proposals.tokens)
+        return proposals, made.chosen[: len(self._open) + 1].tolist()
+
+    @property
+    def _rows_for_draft(self) -> int:
+        """New rows of the next draft call: one that reads tokens is given the anchor as well."""
+        if self._proposer.reads_states and not self._pending:
+            raise _misuse("the draft lacks the features of some committed positions")
+        return self._pending + (0 if self._proposer.reads_states else 1)
 
     def commit(self, accepted: int, token: int) -> None:
         """Close a verification: keep the anchor, `accepted` proposals and the round's own token.
@@ -282,10 +348,18 @@ class Session:
         self._keep(accepted + 1)
 
     def _keep(self, rows: int) -> None:
-        """Count the first rows of the target call just made as valid, with their features."""
+        """Count the first rows of the target call just made as valid, with their features.
+
+        Those that the draft has read as its own proposals do not wait for its next call.
+        """
+        kept = self._tokens[self._start : self._start + rows]
         self._start += rows
         if self._collects:
-            self._pending, self._collects = rows, False
+            pairs = zip(kept, self._ahead, strict=False)
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._draft_length += known
+            self._pending, self._collects = rows - known, False
+        self._ahead = []
 
     def _run_target(
         self,
@@ -326,34 +400,71 @@ class Session:
             inputs[Role.COMMIT_LENGTH] = np.array([len(ids) if final else 0], dtype=np.int64)
         if self._prompt is not None:
             inputs |= self._prompt.inputs_from(self._start, len(ids), self._images)
-        outputs = _TARGET_OUTPUTS[rows is not None, features]
+        tapped = features and self._proposer.reads_states
+        outputs = _TARGET_OUTPUTS[rows is not None, tapped]
         reply = yield Call(Entry.TARGET, inputs, outputs, alone)
         self.target_seconds += reply.seconds
         self._replay, self._logged = 0, not final
-        if features:
+        if tapped:
             taps = reply.results[Role.HIDDEN_TAP]
             self._tap = lambda rows: taps[:, :rows]
         return _NO_LOGITS if rows is None else reply.results[Role.LOGITS][0]
 
     def _run_draft(self, outputs: tuple[Role, ...]) -> Steps[Mapping[Role, Array]]:
-        """Append the pending features to the draft caches; with outputs, also run the block."""
+        """Append what is pending to the draft caches; with outputs, also run the block."""
         if self._draft is None or not self._pending:
             raise _misuse("there is no draft")
         length = self._draft_length
         end = length + self._pending
         if end != self._start:
             raise _misuse("the draft lacks the features of some committed positions")
+        if self._proposer.reads_states:
+            return (yield from self._run_with_states(length, end, outputs))
+        inputs = self._token_inputs(self._tokens[length:end], length)
+        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=True)
+        return self._has_read(end, reply)
+
+    def _run_with_states(
+        self, length: int, end: int, outputs: tuple[Role, ...]
+    ) -> Steps[Mapping[Role, Array]]:
+        """The same for a draft that reads states of the target."""
+        features = self._tap(self._pending)
         inputs: dict[Role, Array] = {
-            Role.FEATURES: self._tap(self._pending),
+            Role.FEATURES: features,
             self._proposer.role: self._proposer.tokens(self._tokens[length + 1 : end + 1]),
             Role.CACHE_LENGTH: np.array([length], dtype=np.int64),
         }
-        reply = yield Call(Entry.DRAFT, inputs, outputs, alone=not outputs)
+        earlier = self._earlier_rows() if self._shares_calls else {}
+        reply = yield Call(Entry.DRAFT, inputs, outputs, not outputs, earlier)
+        if self._shares_calls:
+            self._remember(features)
+        return self._has_read(end, reply)
+
+    def _has_read(self, end: int, reply: Reply) -> Mapping[Role, Array]:
+        """Take notice of a draft call that read everything before a position."""
         self.draft_seconds += reply.seconds
         self._draft_length = end
         self._pending = 0
         return reply.results
 
+    def _earlier_rows(self) -> dict[Role, Array]:
+        """What the draft was given for the last positions before the pending ones."""
+        if self._earlier is None or self._pending < self._proposer.fewest_rows:
+            return {}
+        rows, length = self._earlier.shape[1], self._draft_length
+        tokens = self._proposer.earlier(self._tokens[length - rows + 1 : length + 1])
+        return {Role.FEATURES: self._earlier, **tokens}
+
+    def _remember(self, features: Array) -> None:
+        """Keep features that the draft was given: the last ones of the sequence."""
+        newest = features[:, -EARLIER_ROWS:]
+        known = newest[:, :0] if self._earlier is None else self._earlier
+        self._earlier = np.concatenate([known, newest], axis=1)[:, -EARLIER_ROWS:]
+
+
+EARLIER_ROWS = 16
+"""Features that are kept to pad a draft's calls in a batch: rounds differ by fewer rows, unless
+more than 16 tokens are proposed."""
 
 _TARGET_OUTPUTS: dict[tuple[bool, bool], tuple[Role, ...]] = {
     (False, False): (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgecc.backends.runtime.decoder import Round
@@ -26,6 +27,8 @@ class Stats:
             also the time in which only others went on.
         accepted_by_round: Accepted proposals of each round after the prompt, in order.
         proposed_by_round: Proposals of each of these rounds.
+        withheld_by_round: Further proposals of each of them, which the draft was not sure enough
+            of to have them verified.
         warnings: What looked wrong, as text.
     """
 
@@ -37,6 +40,7 @@ class Stats:
     host_seconds: float = 0.0
     accepted_by_round: list[int] = field(default_factory=list)
     proposed_by_round: list[int] = field(default_factory=list)
+    withheld_by_round: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, step: Round) -> None:
@@ -50,6 +54,7 @@ class Stats:
         self.host_seconds += seconds.host
         self.accepted_by_round.append(step.accepted)
         self.proposed_by_round.append(len(step.proposed))
+        self.withheld_by_round.append(step.withheld)
 
     @property
     def rounds(self) -> int:
@@ -65,6 +70,11 @@ class Stats:
     def accepted(self) -> int:
         """Proposals accepted; stop tokens are not counted."""
         return sum(self.accepted_by_round)
+
+    @property
+    def withheld(self) -> int:
+        """Proposals that were not verified, because of the confidence threshold."""
+        return sum(self.withheld_by_round)
 
     @property
     def tokens_per_step(self) -> float:
@@ -103,6 +113,7 @@ class Stats:
             "rounds": self.rounds,
             "proposed_tokens": self.proposed,
             "accepted_tokens": self.accepted,
+            "withheld_tokens": self.withheld,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_by_position": self.acceptance_by_position,
             "prompt_seconds": self.prompt_seconds,
@@ -126,6 +137,8 @@ class Stats:
             shares = " ".join(f"{share:.2f}" for share in self.acceptance_by_position)
             rows.append(("accepted", f"{self.accepted} of {self.proposed} proposals"))
             rows.append(("by position", shares))
+        if self.withheld:
+            rows.append(("withheld", f"{self.withheld} proposals of low confidence"))
         if self.decode_seconds:
             parts = (
                 ("target", self.target_seconds),
@@ -151,14 +164,47 @@ class Causes:
     all: str
 
 
-DRAFT_CAUSES = Causes(
-    "the draft was trained for another target or revision; its block layout, mask token or tapped "
-    "layers are read wrongly; the prompts are far from what it was trained on; the temperature is "
-    "so high that hardly a token can be foreseen. The text is right, but speculation only costs "
-    "time: `edgecc inspect` shows what was paired, `edgecc verify` checks the numbers",
-    "the text repeats itself; the draft is the target; proposals are compared with themselves, "
-    "which `edgecc verify` would show as text that differs from plain decoding",
+def _of_draft(training: str, wiring: str) -> Causes:
+    """Causes that drafts of all kinds have, with those of a kind.
+
+    Args:
+        training: How its weights may not be those that belong to the target.
+        wiring: What may be read wrongly.
+    """
+    return Causes(
+        f"{training}; {wiring}; the prompts are far from what it was trained on (another chat "
+        "template, thinking switched on or off); the temperature is so high that hardly a token "
+        "can be foreseen. The text is right, but speculation only costs time: `edgecc inspect` "
+        "shows what was paired, `edgecc verify` checks the numbers",
+        "the text repeats itself; the draft is the target; proposals are compared with themselves, "
+        "which `edgecc verify` would show as text that differs from plain decoding",
+    )
+
+
+_TRAINING = "the draft was trained for another target, fine-tune, precision or revision"
+
+BLOCK_CAUSES = _of_draft(
+    _TRAINING, "its block layout, mask token, tapped layers or rotary embedding are read wrongly"
 )
+
+CHAIN_CAUSES = _of_draft(
+    _TRAINING, "its tapped layers, vocabulary map or rotary embedding are read wrongly"
+)
+
+MTP_CAUSES = _of_draft(
+    "the block is of another revision than the model around it, or was rounded too coarsely",
+    "the states that it reads are not those after the final norm",
+)
+
+OTHER_CAUSES = _of_draft(_TRAINING, "its tokenizer or its config is not the one it belongs with")
+
+CAUSES: Mapping[str, Causes] = {
+    "dspark": BLOCK_CAUSES,
+    "dflash": BLOCK_CAUSES,
+    "eagle3": CHAIN_CAUSES,
+    "mtp": MTP_CAUSES,
+}
+"""By method of the draft; others have `OTHER_CAUSES`."""
 
 LOOKUP_CAUSES = Causes(
     "the answer does not repeat what is in the prompt; too few tokens have to repeat "
@@ -183,7 +229,7 @@ class AcceptanceMonitor:
     ALL_LIMIT = 256
     """Rounds in a row with each proposal accepted."""
 
-    def __init__(self, causes: Causes = DRAFT_CAUSES) -> None:
+    def __init__(self, causes: Causes = OTHER_CAUSES) -> None:
         self._causes = causes
         self._none = 0
         self._all = 0
@@ -200,7 +246,9 @@ class AcceptanceMonitor:
         if not proposed or (step.finish_reason is not None and step.accepted < proposed):
             return None
         self._none = 0 if step.accepted else self._none + 1
-        self._all = self._all + 1 if step.accepted == proposed else 0
+        # A draft that leaves out what it is not sure of may well have all of the rest accepted.
+        if not step.withheld or step.accepted < proposed:
+            self._all = self._all + 1 if step.accepted == proposed else 0
         if self._none >= self.NONE_LIMIT:
             return self._once(
                 f"no proposed token was accepted in {self.NONE_LIMIT} rounds in a row. Likely "

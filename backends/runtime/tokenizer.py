@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from edgecc.errors import BundleError, RequestError
+from edgecc.errors import BundleError, RequestError, UnsupportedError
 
 
 class Tokenizer:
@@ -84,6 +84,21 @@ class Tokenizer:
         """Tokens that an embedding of so many rows has no row for: (id, token), by id."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         return sorted((id_, token) for token, id_ in vocabulary.items() if id_ >= rows)
+
+    def with_special_token(self, token: str) -> tuple[str, int]:
+        """The tokenizer with one more special token, as JSON, and that token's id.
+
+        Raises:
+            UnsupportedError: There is no id for one more.
+        """
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if list(vocabulary.values()).count(vocabulary[token]) > 1:
+            raise UnsupportedError(
+                "tokenizer/no-free-id", "the vocabulary has gaps where a new token would go"
+            )
+        return backend.to_str(), vocabulary[token]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text.

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import edgecc
+from edgecc.backends.server.chat_page import add_chat_page
 from edgecc.backends.server.errors import Problem, UnavailableError, problem_of
 from edgecc.backends.server.http import (
     CLIENT_GONE,
@@ -21,6 +23,15 @@ from edgecc.backends.server.http import (
 )
 from edgecc.backends.server.middleware import ApiKeys, BodyLimit
 from edgecc.backends.server.protocol import ChatBody, CompletionBody, TokenizeBody
+from edgecc.backends.server.response_models import (
+    ChatAnswer,
+    CompletionAnswer,
+    ModelAnswer,
+    ModelsAnswer,
+    StatusAnswer,
+    TokenizeAnswer,
+    documented,
+)
 from edgecc.backends.server.service import Service
 from edgecc.errors import EdgeccError
 
@@ -49,6 +60,8 @@ def create_app(service: Service) -> FastAPI:
     _add_health(app, service)
     _add_models(app, service)
     _add_generation(app, service)
+    if service.options.chat_page:
+        add_chat_page(app)
     _add_errors(app)
     app.add_middleware(BodyLimit, max_bytes=service.options.max_request_bytes)
     if service.options.api_keys:
@@ -57,14 +70,14 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @app.get("/health", responses=documented(StatusAnswer))
     async def health() -> Response:
         """Whether the engine runs."""
         if not service.engine.ready:
             raise UnavailableError("server/closing", "the engine does not run")
         return json_response({"status": "ok"})
 
-    @app.get("/health/ready")
+    @app.get("/health/ready", responses=documented(StatusAnswer))
     async def ready() -> Response:
         """Whether a request would be taken now."""
         service.engine.check_room()
@@ -72,19 +85,19 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     if service.options.metrics:
 
-        @app.get("/metrics")
+        @app.get("/metrics", response_class=PlainTextResponse)
         async def metrics() -> Response:
             """Metrics for Prometheus."""
             return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=documented(ModelsAnswer))
     async def models() -> Response:
         """The one model that is served."""
         return json_response({"object": "list", "data": [service.model()]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=documented(ModelAnswer))
     async def model(name: str) -> Response:
         """It alone."""
         service.check_model(name)
@@ -92,17 +105,17 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=documented(ChatAnswer, streamed=True))
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a chat."""
         return await service.chat(body, request)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=documented(CompletionAnswer, streamed=True))
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue prompts."""
         return await service.complete(body, request)
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=documented(TokenizeAnswer))
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a prompt."""
         return await service.tokenize(body)

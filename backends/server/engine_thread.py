@@ -40,6 +40,7 @@ class Job:
         submitted_s: When it came, on the monotonic clock.
         first_s: When its first token came; None before that.
         rounds_seen: Rounds of its statistics that were counted.
+        warnings_seen: Warnings of its statistics that were logged.
         ticket: In the batch; None while it waits.
     """
 
@@ -49,6 +50,7 @@ class Job:
     submitted_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
     rounds_seen: int = 0
+    warnings_seen: int = 0
     ticket: int | None = None
 
 
@@ -234,6 +236,9 @@ class EngineThread:
             failure = InternalError("server/no-answer", "a request ended without an answer")
             self._fail(job, progress.error or failure)
             return
+        for finding in chunk.stats.warnings[job.warnings_seen :]:
+            _LOG.warning("%s", finding)
+        job.warnings_seen = len(chunk.stats.warnings)
         self._observer.progressed(job, chunk)
         if chunk.finish_reason is not None:
             self._observer.ended(job, str(chunk.finish_reason))

@@ -30,6 +30,9 @@ class Metrics:
         self._drafts = self._counter("spec_decode_num_drafts", "Rounds with proposals.")
         self._proposed = self._counter("spec_decode_num_draft_tokens", "Tokens proposed.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Proposals accepted.")
+        self._withheld = self._counter(
+            "spec_decode_num_withheld_tokens", "Proposals below the confidence threshold."
+        )
         self._by_position = Counter(
             "edgecc_spec_decode_num_accepted_tokens_per_pos",
             "Proposals accepted, by their place in a round.",
@@ -71,6 +74,7 @@ class Metrics:
         self._new_tokens.inc(len(chunk.token_ids))
         proposed = stats.proposed_by_round[job.rounds_seen :]
         accepted = stats.accepted_by_round[job.rounds_seen :]
+        self._withheld.inc(sum(stats.withheld_by_round[job.rounds_seen :]))
         job.rounds_seen += len(proposed)
         for offered, kept in zip(proposed, accepted, strict=True):
             if offered:

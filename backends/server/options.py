@@ -21,8 +21,11 @@ class ServerOptions:
         num_speculative_tokens: Proposals per round where a request does not say; None means as
             many as were compiled.
         speculation: Use the draft, unless a request says no.
+        confidence_threshold: Verify no proposal that the draft is less sure of, where a request
+            does not say; None verifies all.
         strict: Refuse fields that are unknown, instead of naming them in a header.
         metrics: Whether there is `/metrics`.
+        chat_page: Whether there is a page to chat with at `/`.
         chat_template: Text of a template to use instead of the bundle's.
     """
 
@@ -33,8 +36,10 @@ class ServerOptions:
     max_request_bytes: int = 32 * 2**20
     num_speculative_tokens: int | None = None
     speculation: bool = True
+    confidence_threshold: float | None = None
     strict: bool = False
     metrics: bool = True
+    chat_page: bool = True
     chat_template: str | None = None
 
     def __post_init__(self) -> None:

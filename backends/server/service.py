@@ -90,7 +90,12 @@ class Service:
         """Answer a chat."""
         requests, headers = await self._read(body, self._reader.chat)
         reply = ChatReply(
-            self.options.model_name, self._tokenizer, len(requests), with_usage=body.wants_usage
+            self.options.model_name,
+            self._tokenizer,
+            len(requests),
+            with_usage=body.wants_usage,
+            make_parser=self._reader.parser(body),
+            with_rounds=body.wants_rounds,
         )
         return await self._answer(body, http, requests, reply, headers)
 
@@ -103,6 +108,7 @@ class Service:
             len(requests),
             prompts=len(requests) // (body.n or 1),
             with_usage=body.wants_usage,
+            with_rounds=body.wants_rounds,
         )
         return await self._answer(body, http, requests, reply, headers)
 

@@ -20,6 +20,12 @@ def mul(e: Emitter, node: Node) -> None:
     e.result(node, e.binary("PROD", *e.operands(node)))
 
 
+@lowers("sub")
+def sub(e: Emitter, node: Node) -> None:
+    """`SUB`."""
+    e.result(node, e.binary("SUB", *e.operands(node)))
+
+
 @lowers("cast")
 def cast(e: Emitter, node: Node) -> None:
     """A cast layer."""
@@ -41,8 +47,13 @@ def gelu(e: Emitter, node: Node) -> None:
 @lowers("sigmoid")
 def sigmoid(e: Emitter, node: Node) -> None:
     """`SIGMOID` in float32."""
-    (x,) = e.operands(node)
-    e.result(node, e.cast(e.activation("SIGMOID", e.cast(x, DType.F32)), node.result.type.dtype))
+    _activation(e, node, "SIGMOID")
+
+
+@lowers("tanh")
+def tanh(e: Emitter, node: Node) -> None:
+    """`TANH` in float32."""
+    _activation(e, node, "TANH")
 
 
 @lowers("silu")
@@ -57,6 +68,11 @@ def swiglu(e: Emitter, node: Node) -> None:
     """`silu(gate) * up` in float32."""
     gate, up = (e.cast(x, DType.F32) for x in e.operands(node))
     e.result(node, e.cast(e.binary("PROD", _silu(e, gate), up), node.result.type.dtype))
+
+
+def _activation(e: Emitter, node: Node, kind: str) -> None:
+    (x,) = e.operands(node)
+    e.result(node, e.cast(e.activation(kind, e.cast(x, DType.F32)), node.result.type.dtype))
 
 
 def _silu(e: Emitter, x: Tensor) -> Tensor:

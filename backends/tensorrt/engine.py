@@ -46,7 +46,7 @@ class TrtEngine:
         self._artifact = artifact
         self._entries = {"target": self._executable("target", {})}
         if "draft" in artifact["entries"]:
-            self._entries["draft"] = self._executable("draft", self._taps())
+            self._entries["draft"] = self._executable("draft", self._taps(), min_rows=1)
         if "vision" in artifact["entries"]:
             self._entries["vision"] = self._executable("vision", {})
         self.rounds: TrtRounds | None = self._rounds()
@@ -76,13 +76,15 @@ class TrtEngine:
             self.rounds = None
         self._state.close()
 
-    def _executable(self, name: str, given: Mapping[str, DeviceArray]) -> TrtExecutable:
+    def _executable(
+        self, name: str, given: Mapping[str, DeviceArray], *, min_rows: int | None = None
+    ) -> TrtExecutable:
         return TrtExecutable(
             self._state,
             self._artifact["programs"][name],
             self._artifact["engines"],
             Interface(self._artifact["entries"][name]),
-            min_rows=int(self._artifact["min_rows"]),
+            min_rows=int(self._artifact["min_rows"]) if min_rows is None else min_rows,
             slots=int(self._artifact.get("max_batch_size", 1)),
             given=given,
         )
@@ -92,8 +94,8 @@ class TrtEngine:
         target = self._entries["target"]
         port = target.interface.outputs.get(Role.HIDDEN_TAP)
         ports = self._artifact["entries"]["draft"]["inputs"]
-        (name,) = (p["name"] for p in ports if p["role"] == Role.FEATURES)
-        return {} if port is None else {name: target.values[port.value]}
+        names = [p["name"] for p in ports if p["role"] == Role.FEATURES]
+        return {} if port is None else dict.fromkeys(names, target.values[port.value])
 
     def _rounds(self) -> TrtRounds | None:
         target = self._entries["target"]

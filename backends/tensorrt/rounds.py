@@ -1,18 +1,19 @@
 """Greedy rounds on the GPU: draft, verification and choice with one read-back at the end.
 
-What differs from round to round (two lengths, for states two counts of rows, and the tokens that a
-draft wants to know: the anchor, or one for each row of features) lies in device memory, so one
-captured CUDA graph serves all rounds with as many new features. Its inputs are these integers, its
-results the proposals and the target's choices. Where the target has states, there are two graphs:
-one for each place that the states are read from.
+What differs from round to round (lengths, for states two counts of rows, and the tokens that a
+draft wants to know) lies in device memory, so one captured CUDA graph serves all rounds in which
+the draft has as many new rows. Its inputs are these integers, its results the proposals, how sure
+the draft is of them if it says so, and the target's choices. Where the target has states, there are
+two graphs: one for each place that the states are read from.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -22,10 +23,11 @@ from edgecc.backends.tensorrt.device import DeviceState
 from edgecc.backends.tensorrt.executable import MakeContext, TrtExecutable
 from edgecc.backends.tensorrt.library import uncollected
 from edgecc.backends.tensorrt.plan import Context
+from edgecc.backends.tensorrt.round_drafts import INTEGER, Calls, RoundDraft, round_draft
 from edgecc.errors import BackendError, ResourceError
 
-INTEGER = 8
-"""Bytes of a token, a length or a row number."""
+SCORE = 4
+"""Bytes of a confidence, f32."""
 
 _COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
 """What a target with states is told beside the lengths, in this order."""
@@ -35,7 +37,7 @@ _COUNTS = (Role.REPLAY_LENGTH, Role.COMMIT_LENGTH)
 class _Work:
     """A round that is kept: contexts that nothing else uses, and the graph captured from them."""
 
-    draft: tuple[Context, ...]
+    draft: Calls
     target: tuple[Context, ...]
     graph: CapturedGraph | None = None
 
@@ -54,19 +56,23 @@ class TrtRounds:
     ) -> None:
         self._state = state
         self._target = target
-        self._draft = draft
         self._rows = target.min_rows
-        self._is_chain = draft is not None and Role.NEXT_TOKEN_IDS in draft.interface.inputs
         self._counts = tuple(r for r in _COUNTS if r in target.interface.inputs)
-        most = self._most_tokens(draft) if draft is not None else 1
-        size = (2 + len(self._counts) + most) * INTEGER
+        self._row_numbers = state.memory(self._rows * INTEGER)
+        state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
+        self._draft: RoundDraft | None = None
+        if draft is not None:
+            self._draft = round_draft(draft, max(1, self._rows - 1), self._row_numbers)
+        self._lengths = len(self._draft.lengths(1, 0)) if self._draft is not None else 0
+        most = self._draft.most_told if self._draft is not None else 1
+        size = (1 + self._lengths + len(self._counts) + most) * INTEGER
         self._given = state.host(size)
         self._numbers: IntArray = self._given.bytes.view(np.int64)
         self._integers = state.memory(size)
         self._proposed = state.host(max(1, self._rows - 1) * INTEGER)
         self._chosen = state.host(self._rows * INTEGER)
-        self._row_numbers = state.memory(self._rows * INTEGER)
-        state.stream.upload(self._row_numbers, np.arange(self._rows, dtype=np.int64))
+        self._tells = self._draft is not None and self._draft.tells
+        self._confidence = state.host(max(1, self._rows - 1) * SCORE)
         self._works: dict[tuple[int, int], _Work] = {}
         self._captures = True
 
@@ -79,9 +85,9 @@ class TrtRounds:
             BackendError: TensorRT or CUDA failed, or the engine is closed.
         """
         self._state.check_open()
-        tokens = self._tokens(features)
+        lengths = self._draft.lengths(features, draft_length) if self._draft is not None else ()
         counts = (replay, int(not features))[: len(self._counts)]
-        numbers = (start, draft_length, *counts, *following[-tokens:])
+        numbers = (start, *lengths, *counts, *following[-self._told(features) :])
         self._numbers[: len(numbers)] = numbers
         if not start:
             self._target.clear_states()
@@ -100,9 +106,12 @@ class TrtRounds:
         self._state.stream.synchronize()
         chosen = self._chosen.bytes.view(np.int64).copy()
         proposals = self._proposed.bytes.view(np.int64).copy()
+        confidence = self._confidence.bytes.view(np.float32).copy()
         if work is not None and work.graph is None:
             self._capture(features, work)
-        return GreedyRound(proposals if features else proposals[:0], chosen)
+        drafted = len(proposals) if features else 0
+        scores = confidence[: drafted if self._tells else 0]
+        return GreedyRound(proposals[:drafted], chosen, scores)
 
     def features(self, rows: int) -> FloatArray:
         """See `GreedyRounds.features`.
@@ -125,35 +134,20 @@ class TrtRounds:
                     work.graph.close()
         self._works.clear()
 
-    @staticmethod
-    def _most_tokens(draft: TrtExecutable) -> int:
-        port = draft.interface.inputs.get(Role.NEXT_TOKEN_IDS)
-        return 1 if port is None else draft.values[port.name].shape[1]
-
-    def _tokens(self, features: int) -> int:
+    def _told(self, features: int) -> int:
         """How many tokens a round is told: the last one is the anchor."""
-        return max(features, 1) if self._is_chain else 1
+        return self._draft.told(features) if self._draft is not None else 1
 
     def _keep(self, key: tuple[int, int]) -> _Work:
         features, _ = key
         make = self._state.new_context
-        work = _Work(
-            tuple(self._draft_calls(features, make)), tuple(self._target_calls(features, make))
-        )
+        draft = [tuple(call) for call in self._draft_calls(features, make)]
+        work = _Work(draft, tuple(self._target_calls(features, make)))
         self._works[key] = work
         return work
 
-    def _draft_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
-        if not features or self._draft is None:
-            return ()
-        ports = self._draft.interface.inputs
-        width = int(ports[Role.FEATURES].shape[2])
-        shapes: dict[str, tuple[int, ...]] = {
-            ports[Role.FEATURES].name: (1, features, width),
-            ports[self._role].name: (1, features) if self._is_chain else (1,),
-            ports[Role.CACHE_LENGTH].name: (1,),
-        }
-        return self._draft.calls(shapes, [Role.PROPOSALS], make)
+    def _draft_calls(self, features: int, make: MakeContext) -> Calls:
+        return self._draft.calls(features, make) if features and self._draft is not None else ()
 
     def _target_calls(self, features: int, make: MakeContext) -> Iterable[Context]:
         ports = self._target.interface.inputs
@@ -163,20 +157,19 @@ class TrtRounds:
             ports[Role.LOGIT_ROWS].name: (self._rows,),
             **{ports[role].name: (1,) for role in self._counts},
         }
-        taps = [Role.HIDDEN_TAP] if features else []
+        taps = [Role.HIDDEN_TAP] if features and Role.HIDDEN_TAP in self._target_outputs else []
         return self._target.calls(shapes, [Role.CHOSEN_TOKENS, *taps], make)
 
     @property
-    def _role(self) -> Role:
-        """The draft's input that takes the tokens."""
-        return Role.NEXT_TOKEN_IDS if self._is_chain else Role.ANCHOR
+    def _target_outputs(self) -> Container[Role]:
+        return self._target.interface.outputs
 
     def _capture(self, features: int, work: _Work) -> None:
         """Record a round that has run once: TensorRT wants that before a capture.
 
         Where that cannot be, rounds go on engine by engine, as the first one ran.
         """
-        calls, handle = (*work.draft, *work.target), self._state.stream.handle
+        calls, handle = (*chain(*work.draft), *work.target), self._state.stream.handle
         if not self._captures or not all(context.capturable(handle) for context in calls):
             self._captures = False
             return
@@ -190,29 +183,28 @@ class TrtRounds:
             return
         work.graph = graph
 
-    def _enqueue(
-        self, features: int, draft_calls: Iterable[Context], target_calls: Iterable[Context]
-    ) -> None:
+    def _enqueue(self, features: int, draft_calls: Calls, target_calls: Iterable[Context]) -> None:
         """Everything of a round, in order, without waiting for any of it."""
         stream, draft, target = self._state.stream, self._draft, self._target
-        told = self._tokens(features)
-        count = 2 + len(self._counts)
+        told = self._told(features)
+        count = 1 + self._lengths + len(self._counts)
         stream.upload(self._integers, self._given.bytes[: (count + told) * INTEGER])
-        start, length, *counts = (self._integers + i * INTEGER for i in range(count))
+        start, lengths = self._integers, self._integers + INTEGER
+        counts = (lengths + (self._lengths + i) * INTEGER for i in range(len(self._counts)))
         following = self._integers + count * INTEGER
         anchor = following + (told - 1) * INTEGER
         tokens = target.address(Role.TOKEN_IDS)
         if draft is not None and draft_calls:
-            stream.copy(draft.address(self._role), following, told * INTEGER)
-            stream.copy(draft.address(Role.CACHE_LENGTH), length, INTEGER)
-            _run(draft_calls, stream.handle)
-            proposals, nbytes = draft.address(Role.PROPOSALS), self._proposed.bytes.nbytes
-            stream.copy(tokens + INTEGER, proposals, nbytes)
-            stream.download(self._proposed.bytes, proposals)
+            proposed = tokens + INTEGER
+            draft.enqueue(stream, draft_calls, features, lengths, following, proposed)
+            stream.download(self._proposed.bytes, proposed)
+            if self._tells:
+                scores = draft.draft.address(Role.CONFIDENCE)
+                stream.download(self._confidence.bytes, scores)
         stream.copy(tokens, anchor, INTEGER)
         stream.copy(target.address(Role.CACHE_LENGTH), start, INTEGER)
-        for role, count in zip(self._counts, counts, strict=True):
-            stream.copy(target.address(role), count, INTEGER)
+        for role, told_count in zip(self._counts, counts, strict=True):
+            stream.copy(target.address(role), told_count, INTEGER)
         rows = target.address(Role.LOGIT_ROWS)
         stream.copy(rows, self._row_numbers, self._rows * INTEGER)
         _run(target_calls, stream.handle)

@@ -20,6 +20,11 @@ def add(call: Call[Attributes]) -> Tensor:
     return torch.add(*call.operands)
 
 
+def sub(call: Call[Attributes]) -> Tensor:
+    """Difference."""
+    return torch.sub(*call.operands)
+
+
 def mul(call: Call[Attributes]) -> Tensor:
     """Product."""
     return torch.mul(*call.operands)
@@ -33,6 +38,11 @@ def silu(call: Call[Attributes]) -> Tensor:
 def sigmoid(call: Call[Attributes]) -> Tensor:
     """Logistic function."""
     return torch.sigmoid(call.operands[0])
+
+
+def tanh(call: Call[Attributes]) -> Tensor:
+    """Hyperbolic tangent."""
+    return torch.tanh(call.operands[0])
 
 
 def swiglu(call: Call[Attributes]) -> Tensor:
@@ -58,5 +68,7 @@ KERNELS: Mapping[str, Kernel] = {
     "mul": mul,
     "silu": silu,
     "sigmoid": sigmoid,
+    "sub": sub,
     "swiglu": swiglu,
+    "tanh": tanh,
 }

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgecc.backends.runtime import Generation, Generator, SamplingParams, load
+    from edgecc.backends.runtime import Generation, Generator, Grammar, SamplingParams, load
     from edgecc.driver import CompileOptions, compile, lift
     from edgecc.errors import EdgeccError
     from edgecc.ir_source import read_ir
@@ -24,6 +24,7 @@ _LAZY = {
     "EdgeccError": "edgecc.errors",
     "Generation": "edgecc.backends.runtime",
     "Generator": "edgecc.backends.runtime",
+    "Grammar": "edgecc.backends.runtime",
     "PromptLookup": "edgecc.prompt_lookup",
     "SamplingParams": "edgecc.backends.runtime",
     "compile": "edgecc.driver",
@@ -37,6 +38,7 @@ __all__ = [
     "EdgeccError",
     "Generation",
     "Generator",
+    "Grammar",
     "PromptLookup",
     "SamplingParams",
     "__version__",

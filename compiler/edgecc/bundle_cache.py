@@ -1,13 +1,6 @@
 """Bundles compiled on demand, kept by everything that decides what they are.
 
-```
-ROOT/bundles/<target>-<16 hex digits>/     a bundle
-ROOT/bundles/.<16 hex digits>.lock/        locked (flock) by the process that compiles it
-```
-
-A bundle appears by renaming, so one that is there is whole; of several processes that want the same
-one, the first compiles and the others wait for it. The system releases the lock of a process that
-is killed, and what that has left is removed by the next one that compiles: see `staging`.
+Where they are kept, and what keeps processes apart, is in `edgecc.backends.cache.bundles`.
 """
 
 from __future__ import annotations
@@ -15,18 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from edgecc.backends.bundle import Bundle
-from edgecc.backends.cache import code_digest
-from edgecc.backends.staging import lock_directory
+from edgecc.backends.cache import BundleStore, code_digest
 from edgecc.backends.storage import storage_errors
-from edgecc.errors import BundleError, InputError, UsageError
+from edgecc.errors import BundleError, InputError, ResourceError, UsageError
+from edgecc.hub_layout import checkpoint_name, origin_of
 from edgecc.paths import refuse_inside
 
 Build = Callable[[Path], object]
@@ -43,18 +35,21 @@ _PACKAGES = (
     "tensorrt-rtx",
     "tokenizers",
 )
+_ATTEMPTS = 8
 _READ_WHOLE = 2**20
-"""Files up to this size count with their content, larger ones with place, size and time."""
+"""Files up to this size count with their content, larger ones with place, size and times."""
 
 
+@contextmanager
 def cached_bundle(
     root: Path,
     target: Path,
     draft: Path | None,
     options: Mapping[str, Any],
     build: Build,
-) -> Path:
-    """The bundle of a target, compiled if it is not there.
+    on_wait: Callable[[], None] = lambda: None,
+) -> Iterator[Path]:
+    """The bundle of a target, compiled if it is not there; it stays while the block runs.
 
     Args:
         root: The cache; made if it is missing.
@@ -62,57 +57,64 @@ def cached_bundle(
         draft: Folder of the draft checkpoint.
         options: What else is compiled by, JSON-compatible.
         build: Compiles.
+        on_wait: Called before waiting for another process that compiles the same bundle.
 
-    Returns:
+    Yields:
         Its directory.
 
     Raises:
         UsageError: The target or the draft is no folder, or the cache lies in one of them.
         InputError: A checkpoint changed while it was compiled.
-        ResourceError: The cache cannot be written.
+        ResourceError: The cache cannot be written, or others remove its bundles all the time.
         EdgeccError: What `build` raises; nothing is kept then.
     """
     for checkpoint in (target, draft):
         if checkpoint is not None:
             refuse_inside(root, checkpoint, "--cache-dir")
     digest = bundle_key(target, draft, options)
-    folder = root / "bundles"
-    path = folder / f"{Path(os.path.realpath(target)).name}-{digest}"
-    guard = folder / f".{digest}.lock"
-    with storage_errors(folder):
-        guard.mkdir(parents=True, exist_ok=True)
-    lock = lock_directory(guard, wait=True)
-    try:
-        if _is_whole(path):
-            return path
-        with storage_errors(path):
-            _clear(path)
-        build(path)
-        if bundle_key(target, draft, options) != digest:
-            _clear(path)
-            raise InputError(
-                "cache/changed-checkpoint",
-                "a file of the checkpoints changed while they were compiled",
-                where=str(target),
-                help="start again when nothing writes to them",
-            )
-    finally:
-        if lock is not None:
-            os.close(lock)
-    return path
+    store = BundleStore(root)
+    path = store.path(checkpoint_name(target), digest)
+    for _ in range(_ATTEMPTS):
+        with store.held(path) as there:
+            if there and _is_whole(path):
+                with suppress(OSError):  # of a process that was killed after it had published
+                    store.sweep()
+                yield path
+                return
+        with store.workspace(digest, on_wait) as work:
+            # Whoever had the workspace before may have made it.
+            if _is_whole(path):
+                continue
+            made = work / path.name
+            build(made)
+            if bundle_key(target, draft, options) != digest:
+                raise InputError(
+                    "cache/changed-checkpoint",
+                    "a file of the checkpoints changed while they were compiled",
+                    where=str(target),
+                    help="start again when nothing writes to them",
+                )
+            store.publish(made, path)
+    raise ResourceError(
+        "cache/contended",
+        "other processes remove the bundle whenever it is there",
+        where=str(path),
+        help="choose another directory with --cache-dir or EDGECC_CACHE_DIR",
+    )
 
 
 def bundle_key(target: Path, draft: Path | None, options: Mapping[str, Any]) -> str:
     """16 hex digits that follow from all that decides what a compile gives.
 
-    These are the files of the checkpoints, the options, our own code, and the versions of the
-    packages that compute or build something.
+    These are the files of the checkpoints, their commits on the hub, the options, our own code, and
+    the versions of the packages that compute or build something.
 
     Raises:
         UsageError: The target or the draft is no folder.
         ResourceError: It cannot be read.
     """
     parts = {
+        "origins": [None if p is None else str(origin_of(p)) for p in (target, draft)],
         "target": _files(target, "target"),
         "draft": None if draft is None else _files(draft, "draft"),
         "options": dict(options),
@@ -138,7 +140,9 @@ def _files(folder: Path, what: str) -> list[list[str]]:
             content = ""
             if facts.st_size <= _READ_WHOLE:
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
-            state = content or f"{facts.st_size} {facts.st_mtime_ns}"
+            # The time of the last change of the inode cannot be set: it tells a file that was
+            # written again and given its old time.
+            state = content or f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
             found.append([path.relative_to(folder).as_posix(), os.path.realpath(path), state])
     return found
 
@@ -156,9 +160,3 @@ def _is_whole(path: Path) -> bool:
     except BundleError:
         return False
     return True
-
-
-def _clear(path: Path) -> None:
-    """Remove what is damaged or wrong: whatever has a name of this cache is the cache's."""
-    if os.path.lexists(path):
-        shutil.rmtree(path)

@@ -9,6 +9,7 @@ from typing import Any
 from edgecc.devices import Device, LinearForm, get_device
 from edgecc.errors import UsageError
 from edgecc.frontends.components import TEXT, parse_components
+from edgecc.frontends.spec_methods import method_named
 
 LM_HEAD_CHOICES = ("auto", "share", "own", "copy")
 VERIFY_CHOICES = ("none", "fast", "full")
@@ -48,7 +49,7 @@ class CompileOptions:
             calibrated scales for that and the device multiplies such numbers, see the pass
             `quantize-activations`; `16bit` never does; `quantized` requires it.
         pass_pipeline: Passes to run instead of the default ones; `legalize` always follows.
-        draft_outputs: Keep the draft's logits and confidences as outputs.
+        draft_outputs: Keep the draft's logits as outputs.
         weights: Where engines that can hold weights have them: `embed` as constants, `bind` as
             inputs that the runtime binds at load; `auto` decides by their size.
         verify: `none`; `fast` stores golden rows of the reference and checks the engine against
@@ -77,6 +78,7 @@ class CompileOptions:
     verify: str = "fast"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "spec_method", method_named(self.spec_method))
         self._check_devices()
         parse_components(self.components)
         _choice("weights", self.weights, WEIGHTS_CHOICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,7 +68,7 @@ class Site:
     cache: ArtifactCache
 
 
-class Share:
+class Share(ABC):
     """One device's part of a bundle.
 
     Args:
@@ -91,10 +92,11 @@ class Share:
         """What running it takes."""
         return plan_memory(self.lowered.module, self.lowered.device, self._weights())
 
+    @abstractmethod
     def _weights(self) -> dict[str, WeightBytes]:
         """Bytes of weights by graph."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expect(self, tell: Callable[[Diagnostic], None]) -> None:
         """Tell what writing would take, where that is much.
 
@@ -102,6 +104,7 @@ class Share:
             ResourceError: There is not enough memory.
         """
 
+    @abstractmethod
     def prepare(self, site: Site) -> None:
         """Find out what there is to do, before any of it is done.
 
@@ -109,6 +112,7 @@ class Share:
             ResourceError: There is not enough memory.
         """
 
+    @abstractmethod
     def write(self, site: Site, file: WrittenFile | None, golden: bytes | None) -> Artifact:
         """Write its engines and compare its numbers.
 
@@ -117,7 +121,6 @@ class Share:
             file: The weight file; None if no device needs one.
             golden: The golden rows; None if nothing is to be compared.
         """
-        raise NotImplementedError
 
 
 class ModelShare(Share):

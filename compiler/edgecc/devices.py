@@ -97,7 +97,8 @@ class Device:
 
 _COMMON_OPS = frozenset(
     (
-        *("linear", "embedding", "lookup", "rms_norm", "add", "mul", "silu", "sigmoid", "swiglu"),
+        *("linear", "embedding", "lookup", "rms_norm", "add", "sub", "mul"),
+        *("silu", "sigmoid", "tanh", "swiglu"),
         "cast",
         *("concat", "split", "slice", "tail", "take_rows", "pad", "unsqueeze", "squeeze"),
         *("position_ids", "advance", "rope", "split_heads", "argmax", "call", "constant"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from edgecc.backends.base import Progress
 from edgecc.backends.bundle_writer import BundleWriter, check_destination
@@ -23,6 +22,8 @@ from edgecc.device_lowering import lower_for, pass_manager
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.lift import lift as lift_checkpoints
 from edgecc.frontends.options import LiftOptions
+from edgecc.hub import checkpoint_folder
+from edgecc.hub_layout import checkpoint_name
 from edgecc.ir.core import Module
 from edgecc.ir_source import (
     SUFFIX,
@@ -48,8 +49,14 @@ def lift(
     prompt_lookup_max: int | None = None,
     max_batch_size: int = 1,
     components: str = "text",
+    offline: bool = False,
+    tell: Callable[[Diagnostic], None] | None = None,
+    progress: Progress | None = None,
 ) -> Module:
-    """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`."""
+    """Lift a target, a pair, or a draft alone into a module; see `edgecc.frontends.lift`.
+
+    Models of the hub are fetched into its cache, unless they are there; see `edgecc.hub`.
+    """
     options = LiftOptions(
         max_model_len=max_model_len,
         spec_method=spec_method,
@@ -59,7 +66,8 @@ def lift(
         max_batch_size=max_batch_size,
         components=components,
     )
-    return lift_checkpoints(target, draft, options)
+    hub = _Hub(offline, tell or _ignore, progress)
+    return lift_checkpoints(hub.folder(target, "target"), hub.folder(draft, "draft"), options)
 
 
 def compile(
@@ -76,14 +84,15 @@ def compile(
     cache: ArtifactCache | None = None,
     instruments: Sequence[Instrument] = (),
     check: int = 0,
+    offline: bool = False,
     **options: Any,
 ) -> CompileReport:
     """Compile a target, alone or with its draft, into a bundle directory.
 
     Args:
-        target: Folder of the target checkpoint, or a file of IR text (`.eir`), which names its own
-            checkpoints and has its own sizes.
-        draft: Folder of the draft checkpoint.
+        target: Folder of the target checkpoint, or its id on the hub (`org/name[@revision]`); or a
+            file of IR text (`.eir`), which names its own checkpoints and has its own sizes.
+        draft: Folder of the draft checkpoint, or its id.
         out: Bundle directory; `./<target>-edgecc` when not given. Must be missing, empty or a
             bundle, which is replaced only when the new one is complete.
         force: Also replace a bundle that holds files of others.
@@ -98,6 +107,7 @@ def compile(
         instruments: Told about every pass, see `edgecc.passes.instruments`.
         check: Compare values before and after each pass on so many sets of random inputs. What
             reproduces a mismatch is written to `dump_ir`, else to the working directory.
+        offline: Do not ask the hub: take what its cache has.
         **options: Fields of `CompileOptions`.
 
     Returns:
@@ -110,12 +120,18 @@ def compile(
         MismatchError: The engine's numbers differ from the reference, or a pass changed what is
             computed; nothing is written.
         ResourceError: Disk or memory.
+        HubError: A model cannot be had from the hub.
     """
     chosen = compile_options(options)
     report = progress or (lambda stage, done, total: None)
-    told = tell or (lambda diagnostic: None)
+    told = tell or _ignore
     source = local_path(target, "target")
-    draft = local_path(draft, "draft") if draft is not None else None
+    if out is not None:
+        writable_path(out, "output")  # told now, and not after a download
+    hub = _Hub(offline, told, progress)
+    if not is_ir_text(source):
+        source = hub.folder(target, "target")
+    draft = hub.folder(draft, "draft")
     out = writable_path(out if out is not None else _default_output(source), "output")
     dump = ir_folder(dump_ir) if dump_ir is not None else None
     module = None
@@ -168,8 +184,33 @@ def compile(
             close_checkpoints(lifted)
 
 
+@dataclass(frozen=True, slots=True)
+class _Hub:
+    """How checkpoints are found that may be models of the hub."""
+
+    offline: bool
+    tell: Callable[[Diagnostic], None]
+    progress: Progress | None
+
+    @overload
+    def folder(self, value: str | Path, role: str) -> Path: ...
+    @overload
+    def folder(self, value: str | Path | None, role: str) -> Path | None: ...
+    def folder(self, value: str | Path | None, role: str) -> Path | None:
+        """The folder of a checkpoint, if there is one."""
+        if value is None:
+            return None
+        return checkpoint_folder(
+            value, role, offline=self.offline, tell=self.tell, progress=self.progress
+        )
+
+
+def _ignore(diagnostic: Diagnostic) -> None:
+    """Tell nobody."""
+
+
 def _default_output(target: Path) -> str:
-    name = Path(os.path.realpath(target)).name
+    name = checkpoint_name(target)
     return f"{name.removesuffix(SUFFIX) if is_ir_text(target) else name}-edgecc"
 
 

@@ -81,9 +81,9 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     The prompt is a fixed spread of `rows` token ids, T below; the token after it is the best one,
     also for a target alone. Tensors: `token_ids` i64 `[T]`, `logits` f32 `[1, V]` of the last row,
     `anchor` i64 `[1]` and `next_logits` f32 `[1, V]` of a call with that token, which reads the
-    caches and states that the prompt left. For a pair also `hidden_tap` f32 `[T, n*H]`, and of the
-    draft's round after the prompt `proposals` i64 `[N]`, and `draft_logits` f32 `[N, Vd]` if the
-    graph has that output.
+    caches and states that the prompt left. For a pair also, of the draft's round after the prompt,
+    `proposals` i64 `[N]`, `draft_logits` f32 `[N, Vd]` if the graph has that output, and where the
+    draft reads states of the target `hidden_tap` f32 `[T, n*H]`.
 
     Where the target reads images, a small one stands in the prompt. Then there are also the inputs
     of the tower as `tower.ROLE`, its `image_features` f32 `[m, H]`, and `positions` i64 `[3, T]`
@@ -112,8 +112,9 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0], "anchor": anchor}
     golden |= sequence.image
     if "draft" in module.graphs:
-        golden["hidden_tap"] = out["hidden_tap"][0]
-        draft = sequence.draft(out["hidden_tap"], ids, anchor)
+        if "hidden_tap" in out:
+            golden["hidden_tap"] = out["hidden_tap"][0]
+        draft = sequence.draft(out.get("hidden_tap"), ids, anchor)
         golden["proposals"] = draft["proposals"][0]
         if "draft_logits" in draft:  # an output that lowered graphs have lost
             golden["draft_logits"] = draft["draft_logits"][0]
@@ -165,8 +166,16 @@ class GoldenSequence:
         graph = self._module.graphs["target"]
         return {i.name: given[i.role] for i in graph.inputs if i.role in given}
 
-    def draft(self, features: Array, ids: Array, anchor: Array) -> dict[str, Array]:
-        """The first round of the draft."""
+    def draft(self, features: Array | None, ids: Array, anchor: Array) -> dict[str, Array]:
+        """The first round of the draft.
+
+        Args:
+            features: Of the prompt, `[1, T, n*H]`; None for a draft that reads tokens alone.
+            ids: The prompt, `[T]`.
+            anchor: The token after it, `[1]`.
+        """
+        if features is None:
+            return self._draft_by_token(np.concatenate([ids, anchor]))
         given: dict[Role, Array] = {
             Role.FEATURES: features,
             Role.ANCHOR: anchor,
@@ -176,6 +185,23 @@ class GoldenSequence:
         inputs = self._module.graphs["draft"].inputs
         named = {i.name: given[i.role] for i in inputs if i.role in given}
         return self._interpreter.run("draft", {**named, **_caches(self._module, "draft")})
+
+    def _draft_by_token(self, ids: Array) -> dict[str, Array]:
+        """Calls of a draft that answers with one proposal each; outputs joined."""
+        memory, length = _caches(self._module, "draft"), 0
+        made: list[dict[str, Array]] = []
+        for _ in range(int(str(section(self._module, "draft")["num_speculative_tokens"]))):
+            given = {
+                "token_ids": ids[None],
+                "cache_length": np.array([length]),
+                "logit_rows": np.array([len(ids) - 1]),
+            }
+            out = self._interpreter.run("draft", {**given, **memory})
+            memory = {name: out.pop(name) for name in memory}
+            length += len(ids)
+            ids = out["proposals"][0]
+            made.append(out)
+        return {name: np.concatenate([out[name] for out in made], axis=1) for name in made[0]}
 
 
 def check_engine(directory: Path, artifact: Mapping[str, Any], golden: bytes) -> tuple[Check, ...]:

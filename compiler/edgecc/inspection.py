@@ -15,9 +15,12 @@ from edgecc.checkpoints import close_checkpoints
 from edgecc.engine_facts import engine_facts
 from edgecc.errors import EdgeccError, InputError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.checkpoint_files import Place
 from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts import is_draft, read_draft
 from edgecc.frontends.lift import lift
+from edgecc.hub import hub_id, metadata_place
+from edgecc.hub_layout import origin_of
 from edgecc.ir.core import Module
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, Unbound
@@ -26,13 +29,22 @@ from edgecc.prompt_lookup import NGRAM
 from edgecc.roles import Role
 
 
-def inspect_path(path: str | os.PathLike[str]) -> dict[str, Any]:
+def inspect_path(path: str | os.PathLike[str], *, offline: bool = False) -> dict[str, Any]:
     """Facts about a bundle or a checkpoint, JSON-compatible, most important first.
+
+    Args:
+        path: Of a bundle or checkpoint; or the id of a checkpoint on the hub.
+        offline: Do not ask the hub: take what its cache has.
 
     Raises:
         InputError: The path is neither, or damaged.
         UsageError: It is no path.
+        UnsupportedError: An id was given, and `huggingface_hub` is not installed.
+        HubError: A model cannot be had from the hub.
     """
+    if hub_id(path, "checkpoint") is not None:
+        with metadata_place(path, "checkpoint", offline=offline) as place:
+            return _checkpoint(place)
     path = local_path(path, "given")
     with suppress(PermissionError):  # told below, where the folder is opened
         _check_exists(path)
@@ -44,11 +56,21 @@ def inspect_path(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     if os.path.exists(path / "bundle.json"):
         return _bundle(Bundle.open(path))
-    with Checkpoint.open(path, role="checkpoint") as checkpoint:
+    return _checkpoint(Place(path))
+
+
+def _checkpoint(place: Place) -> dict[str, Any]:
+    with Checkpoint.open(place, role="checkpoint") as checkpoint:
         draft = is_draft(checkpoint)
         facts = _draft_facts(checkpoint) if draft else _target_facts(checkpoint)
-        kind = "draft checkpoint" if draft else "target checkpoint"
-        return {"kind": kind, "path": str(path), **facts, **_tensor_facts(path, checkpoint, draft)}
+        origin = origin_of(place.path)
+        return {
+            "kind": "draft checkpoint" if draft else "target checkpoint",
+            "path": str(origin if place.remote else place.path),
+            **({"repository": origin.repository, "commit": origin.commit} if origin else {}),
+            **facts,
+            **_tensor_facts(place, checkpoint, draft),
+        }
 
 
 def _check_exists(path: Path) -> None:
@@ -111,11 +133,11 @@ def _draft_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _tensor_facts(path: Path, checkpoint: Checkpoint, draft: bool) -> dict[str, Any]:
+def _tensor_facts(place: Place, checkpoint: Checkpoint, draft: bool) -> dict[str, Any]:
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     facts: dict[str, Any] = {"tensors": len(checkpoint.tensors), "tensor_bytes": total}
     try:
-        module = lift(None, path) if draft else lift(path)
+        module = lift(None, place) if draft else lift(place)
     except EdgeccError as error:
         facts["cannot_compile"] = [d.render().splitlines()[0] for d in error.diagnostics]
         return facts
@@ -158,6 +180,12 @@ def _per_sequence(entries: Mapping[str, Any]) -> dict[str, str]:
 _CARRIED = (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
 
 
+def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint of a bundle was, and where it came from."""
+    known = {key: provenance[key] for key in ("repository", "commit") if key in provenance}
+    return {"checkpoint": provenance["name"], **known}
+
+
 def _bundle(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
     files = manifest["files"]
@@ -171,13 +199,15 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
             for name, a in manifest["artifacts"].items()
         },
         **engine_facts(manifest["artifacts"]),
-        "target": {"checkpoint": provenance["target"]["name"], **manifest["target"]},
+        "target": {**_source(provenance["target"]), **manifest["target"]},
         "draft": "none"
         if manifest["draft"] is None
         else {
-            "checkpoint": "none: looked up in the text"
-            if manifest["draft"]["method"] == NGRAM
-            else (provenance["draft"] or provenance["target"])["name"],
+            **(
+                {"checkpoint": "none: looked up in the text"}
+                if manifest["draft"]["method"] == NGRAM
+                else _source(provenance["draft"] or provenance["target"])
+            ),
             **manifest["draft"],
         },
         "images": manifest.get("vision", "none: text only"),

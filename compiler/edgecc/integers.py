@@ -30,7 +30,8 @@ def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
     """The inverse of `unpack_int4`: i8 `[N, K]` within -8..7 to u8 `[N/2, K]`; N is even."""
     rows, columns = values.shape
     pairs = values.reshape(rows // 2, 2, columns).view(np.uint8)
-    return np.bitwise_or(pairs[:, 0] & 15, pairs[:, 1] << 4, dtype=np.uint8)
+    packed: NDArray[np.uint8] = np.bitwise_or(pairs[:, 0] & 15, pairs[:, 1] << 4, dtype=np.uint8)
+    return packed
 
 
 def dequantize_int4(

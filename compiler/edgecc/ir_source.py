@@ -13,7 +13,8 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.components import parse_components
 from edgecc.frontends.lift import lift
 from edgecc.frontends.mtp_block import MTP_FILES
-from edgecc.frontends.options import OWN_BLOCK, WITHOUT_DRAFT, LiftOptions
+from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.spec_methods import OWN_BLOCK, WITHOUT_DRAFT
 from edgecc.ir.clone import CACHE_AXIS
 from edgecc.ir.compare import equal
 from edgecc.ir.core import Json, Module

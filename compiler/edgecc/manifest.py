@@ -11,6 +11,7 @@ import networkx as nx
 import edgecc
 from edgecc.backends.base import Artifact, Holding
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.hub_layout import origin_of
 from edgecc.ir.analysis import call_graph
 from edgecc.ir.core import Json, Module
 from edgecc.ir.weights import Derived, WeightTable
@@ -82,7 +83,12 @@ def describe(
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {"name": checkpoint.path.resolve().name, "files": checkpoint.file_digests()}
+    origin = origin_of(checkpoint.path)
+    return {
+        "name": checkpoint.name,
+        **({"repository": origin.repository, "commit": origin.commit} if origin else {}),
+        "files": checkpoint.file_digests(),
+    }
 
 
 def _weights(parts: Sequence[DeviceBundle]) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,9 @@ class Role(StrEnum):
     committed token after it, so that the last is the newest one), CACHE_LENGTH i64 `[b]`, KV_CACHE.
     Outputs of an EAGLE3 draft: PROPOSALS i64 `[b, N]` (ids of the target), optionally DRAFT_LOGITS
     f32 `[b, N, Vd]` (over the draft's own vocabulary), KV_CACHE.
+    Inputs of a draft that is a language model of its own: TOKEN_IDS i64 `[b, c]`, CACHE_LENGTH,
+    LOGIT_ROWS i64 `[r]`, KV_CACHE, all as of a target. Outputs: PROPOSALS i64 `[b, r]` (the best
+    token after each of these rows), optionally DRAFT_LOGITS f32 `[b, r, V]`, KV_CACHE.
     Targets that read images also have the inputs POSITIONS i64 `[3, b, t]` (time, row and column of
     each token, three times its number in text), IMAGE_FEATURES f32 `[1, n, H]` and IMAGE_ROWS i64
     `[b, t]` (for each token the row of IMAGE_FEATURES that takes the place of its embedding, or

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from edgecc.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from edgecc.errors import InputError, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.drafts.base import Draft
 from edgecc.frontends.drafts.dflash import DFlash
+from edgecc.frontends.drafts.draft_model import DraftModel
 from edgecc.frontends.drafts.dspark import DSpark
 from edgecc.frontends.drafts.dspark_config import declared_rank
 from edgecc.frontends.drafts.eagle3 import Eagle3
@@ -19,17 +20,19 @@ from edgecc.frontends.drafts.mtp import Mtp, has_block
 from edgecc.frontends.drafts.names import canonical_name
 from edgecc.frontends.drafts.ngram import Ngram, check_lookup_options, choose_ngram
 from edgecc.frontends.mtp_block import MTP_BLOCK
-from edgecc.frontends.options import SPEC_METHODS, LiftOptions
+from edgecc.frontends.options import LiftOptions
 from edgecc.frontends.quantization.names import as_weight
+from edgecc.frontends.spec_methods import check_method
 
-KINDS: Mapping[str, type[Draft]] = {kind.method: kind for kind in (DSpark, DFlash, Eagle3)}
+KINDS: Mapping[str, type[Draft]] = {
+    kind.method: kind for kind in (DSpark, DFlash, Eagle3, DraftModel)
+}
 """Every kind of draft checkpoint that can be lifted, by its method."""
 
 SUPPORTED = tuple(KINDS)
 
 _ABOUT = {
     "deepseek-v4": "stages of another network, bundled with their own target",
-    "plain": "this is a complete language model",
     "mtp": "a layer that belongs to its target's checkpoint: give that alone, with "
     "--spec-method mtp",
 }
@@ -54,12 +57,7 @@ def choose_draft(
         InputError: Not a draft, an incomplete one, or one with a bad config.
     """
     method, steps = options.spec_method, options.num_speculative_tokens
-    if method not in SPEC_METHODS:
-        raise UnsupportedError(
-            "draft/kind",
-            f"method {method!r} is not supported",
-            help=did_you_mean(method, SPEC_METHODS),
-        )
+    check_method(method)
     check_lookup_options(options)
     if method == Ngram.method:
         lookup = choose_ngram(target, draft, options)
@@ -100,7 +98,7 @@ def _own_block(
         raise UsageError(
             "usage/spec-method",
             "--spec-method mtp drafts with a block of the target's own checkpoint"
-            + (f", --draft names {draft.path.name}" if draft is not None else ""),
+            + (f", --draft names {draft.name}" if draft is not None else ""),
             help="leave out --draft" if target is not None else "give the target alone",
         )
     block = Mtp(target, steps)
@@ -159,8 +157,8 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
     if not found:
         raise InputError(
             "draft/unknown",
-            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head or midlayer "
-            "tensors",
+            "the checkpoint is no draft edgecc knows: no fc.weight, markov_head, midlayer or "
+            "embed_tokens tensors",
             where=where,
             help=f"supported drafts: {', '.join(SUPPORTED)}",
         )
@@ -176,14 +174,14 @@ def _detect(checkpoint: Checkpoint) -> tuple[str, str]:
 
 def is_draft(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint looks like a draft that cannot run without a target."""
-    return _kind(checkpoint)[0] not in ("", "plain")
+    return _kind(checkpoint)[0] not in ("", DraftModel.method)
 
 
 def _kind(checkpoint: Checkpoint) -> tuple[str, str]:
     """What a checkpoint is, and the tensor that gives it away; empty if nothing is known."""
     names = {as_weight(canonical_name(name)): name for name in sorted(checkpoint.tensors)}
     for kind, gives_away in _SIGNS:
-        stored = next((names[n] for n in names if gives_away(n, names[n])), None)
+        stored = next((names[n] for n in names if gives_away(n, names[n], names)), None)
         if stored is not None:
             return _block_kind(names) if kind == "dflash" else kind, stored
     return "", ""
@@ -196,13 +194,23 @@ def _block_kind(names: Collection[str]) -> str:
     return "domino" if any("gru" in n for n in names) else "dflash"
 
 
-_EAGLE3 = ("d2t", "layers.0.hidden_norm.weight")
-_SIGNS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
-    ("deepseek-v4", lambda name, _: name.startswith("mtp.") and ".hc_" in name),
-    ("dspark", lambda name, _: name.startswith("markov_head.")),
-    ("eagle3", lambda name, stored: name in _EAGLE3 or stored.startswith("midlayer.")),
-    ("dflash", lambda name, _: name == "fc.weight"),
-    ("plain", lambda name, _: name.endswith("embed_tokens.weight")),  # whatever class wraps it
-    ("mtp", lambda name, _: name.startswith(("mtp.", "mtp_layers."))),
+def _is_eagle3(name: str, stored: str, names: Collection[str]) -> bool:
+    """EAGLE3 norms the target's states inside its layer, block drafts before their first one.
+
+    A reduced vocabulary may be the draft's of either.
+    """
+    in_layer = name == "layers.0.hidden_norm.weight" or stored.startswith("midlayer.")
+    return in_layer or (name == "d2t" and "hidden_norm.weight" not in names)
+
+
+_SIGNS: tuple[tuple[str, Callable[[str, str, Collection[str]], bool]], ...] = (
+    ("deepseek-v4", lambda name, *_: name.startswith("mtp.") and ".hc_" in name),
+    ("dspark", lambda name, *_: name.startswith("markov_head.")),
+    ("eagle3", _is_eagle3),
+    ("dflash", lambda name, *_: name == "fc.weight"),
+    # Whatever class wraps it.
+    (DraftModel.method, lambda name, *_: name.endswith("embed_tokens.weight")),
+    ("mtp", lambda name, *_: name.startswith(("mtp.", "mtp_layers."))),
 )
-"""Kinds of checkpoints and their tensors, by canonical and stored name; the first that fits."""
+"""Kinds of checkpoints and their tensors, by canonical name, stored name and all canonical names;
+the first that fits."""

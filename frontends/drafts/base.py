@@ -42,9 +42,9 @@ class Draft(ABC):
 
     Class attributes:
         method: Name of the speculation method.
-        ignorable: Globs of tensors that are expected to be left over.
 
     Attributes:
+        ignorable: Globs of tensors that are expected to be left over.
         checkpoint: The checkpoint.
         text: Hyperparameters of the draft's own layers.
         steps: N, proposals per round.
@@ -54,8 +54,8 @@ class Draft(ABC):
     """
 
     method: ClassVar[str]
-    ignorable: ClassVar[tuple[str, ...]] = _FROM_TARGET
 
+    ignorable: tuple[str, ...] = _FROM_TARGET
     checkpoint: Checkpoint
     text: TextConfig
     steps: int
@@ -96,6 +96,17 @@ class Draft(ABC):
 
         Raises:
             InputError: The two do not belong together.
+        """
+
+    def check_tokens(self, target: Checkpoint, config: TextConfig) -> None:  # noqa: B027
+        """Compare what tokens mean; drafts that were trained on states of a target share them.
+
+        Args:
+            target: The target.
+            config: Its hyperparameters.
+
+        Raises:
+            InputError: Tokens mean something else.
         """
 
     def open_weights(self, module: Module) -> ModuleWeights:

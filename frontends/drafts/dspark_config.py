@@ -13,6 +13,8 @@ from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts.places import Places, no_tapped_layers, tapped_layers
 from edgecc.frontends.drafts.variants import reject_layers, reject_rope_layout, reject_scales
 
+MARKOV_TYPES = ("vanilla", "gated", "rnn")
+
 NESTED = ("dspark_config", "dflash_config", "eagle_config")
 """Objects of a draft's config that may hold its facts."""
 
@@ -40,7 +42,7 @@ class DSparkConfig:
             predicts one position on; else masks fill their own positions, and the anchor's slot
             predicts nothing.
         layout_from: What says so, for the report.
-        markov_type: `vanilla` or `gated`; None if only the tensors say.
+        markov_type: `vanilla`, `gated` or `rnn`; None if only the tensors say.
         draft_vocab_size: Rows of a reduced vocabulary, if declared.
     """
 
@@ -228,7 +230,7 @@ def _reject_networks(places: Places, text: TextConfig, method: str) -> None:
                 help="supported: DSpark drafts with Qwen3-style layers",
             )
     projectors = ("dspark",) if method == "dspark" else ("dflash", "dspark")
-    for key, known in (("markov_head_type", ("vanilla", "gated")), ("projector_type", projectors)):
+    for key, known in (("markov_head_type", MARKOV_TYPES), ("projector_type", projectors)):
         found = places.string(key)
         if found is not None and found[1] not in known:
             raise UnsupportedError(

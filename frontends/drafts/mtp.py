@@ -31,8 +31,8 @@ from edgecc.frontends.gated_attention import GatedAttentionBuilder, check_gate
 from edgecc.frontends.inventory import check_layers, layer_numbers
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.mtp_block import MTP_BLOCK, MTP_FILES, PREFIX, mtp_names
-from edgecc.frontends.options import OWN_BLOCK
 from edgecc.frontends.quantization import read_quantization
+from edgecc.frontends.spec_methods import OWN_BLOCK
 from edgecc.frontends.targets.common import FINAL_NORM
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Json, Module, Value

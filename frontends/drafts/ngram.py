@@ -69,7 +69,7 @@ def choose_ngram(
         raise UsageError(
             "usage/spec-method",
             f"--spec-method {NGRAM} looks proposals up and needs no draft"
-            + (f", --draft names {draft.path.name}" if draft is not None else ""),
+            + (f", --draft names {draft.name}" if draft is not None else ""),
             help="leave out --draft; a bundle with a draft can look up at run time, see "
             "--prompt-lookup-max of edgecc run"
             if target is not None

@@ -47,6 +47,9 @@ def check_scalar(
 ) -> None:
     """Check that a tensor is one finite positive number.
 
+    A large model has a thousand of them: where each is a request over the network, its value is
+    left to who fetches the file.
+
     Args:
         checkpoint: Where the tensor is.
         key: Its name.
@@ -63,6 +66,8 @@ def check_scalar(
             f"{' or '.join(d.value for d in dtypes)}",
             checkpoint.location(key),
         )
+    if checkpoint.is_remote(key):
+        return
     value = float(np.asarray(checkpoint.read(key)).reshape(()))
     if not (math.isfinite(value) and value > 0):
         raise bad(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from edgecc.errors import UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
@@ -15,6 +16,21 @@ from edgecc.frontends.targets import llama, mistral, qwen2, qwen3, qwen3_5, qwen
 from edgecc.ir.core import Json
 
 BuildTarget = Callable[[ModuleWeights, TextConfig, Sequence[int], int], None]
+
+
+class BuildDense(Protocol):
+    """Like `BuildTarget`; given the tokens to choose from, graph `draft` in its place."""
+
+    def __call__(
+        self,
+        weights: ModuleWeights,
+        config: TextConfig,
+        taps: Sequence[int],
+        capacity: int,
+        *,
+        proposes: int | None = None,
+    ) -> None:
+        """See `edgecc.frontends.targets.dense.build_dense`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +59,13 @@ class TargetFrontend:
         build: Builds the graph.
         left_out: Parts of its checkpoints that are not built, with globs of their tensors.
         vision: For architectures that read images.
+        build_draft: Builds a draft, for those whose rows can be taken back.
     """
 
     build: BuildTarget
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vision: VisionFrontend | None = None
+    build_draft: BuildDense | None = None
 
 
 _QWEN3_5 = TargetFrontend(
@@ -67,9 +85,16 @@ _WRAPPED = {
 }
 """What classes that read images (LLaVA, Mistral 3) store beside a language model."""
 
-_LLAMA = TargetFrontend(llama.build, _WRAPPED)
-_MISTRAL = TargetFrontend(mistral.build, _WRAPPED)
-_QWEN2 = TargetFrontend(qwen2.build, qwen2.LEFT_OUT)
+
+def _dense(
+    build: BuildDense, left_out: Mapping[str, Sequence[str]] | None = None
+) -> TargetFrontend:
+    return TargetFrontend(build, left_out or {}, build_draft=build)
+
+
+_LLAMA = _dense(llama.build, _WRAPPED)
+_MISTRAL = _dense(mistral.build, _WRAPPED)
+_QWEN2 = _dense(qwen2.build, qwen2.LEFT_OUT)
 
 TARGETS: Mapping[str, TargetFrontend] = {
     "llama": _LLAMA,
@@ -80,7 +105,7 @@ TARGETS: Mapping[str, TargetFrontend] = {
     "qwen2_5_vl_text": _QWEN2,
     "qwen2_vl": _QWEN2,
     "qwen2_vl_text": _QWEN2,
-    "qwen3": TargetFrontend(qwen3.build),
+    "qwen3": _dense(qwen3.build),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
 }

@@ -28,7 +28,7 @@ def output_head(weights: ModuleWeights, config: TextConfig, table: str) -> str:
     if not stored and not config.tie_word_embeddings:
         raise InputError(
             "bind/no-lm-head",
-            "the target has no lm_head and tie_word_embeddings is false",
+            f"the {role} has no lm_head and tie_word_embeddings is false",
             where=config.at("tie_word_embeddings"),
             notes=[f"looked for {role}: lm_head.weight, lm_head.weight_packed"],
             help="the checkpoint is incomplete: fetch the missing shard",

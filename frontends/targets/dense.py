@@ -17,6 +17,7 @@ from edgecc.frontends.targets.common import output_head
 from edgecc.ir.builder import Builder
 from edgecc.ir.core import Value
 from edgecc.ir.ops.attention import AttentionAttributes
+from edgecc.ir.ops.sampling import ArgmaxAttributes
 from edgecc.ir.ops.shape import AxisAttributes
 from edgecc.ir.types import DType, sym
 from edgecc.roles import Role
@@ -29,12 +30,15 @@ def build_dense(
     capacity: int,
     *,
     head_norms: bool = False,
+    proposes: int | None = None,
 ) -> None:
-    """Build graph `target`.
+    """Build graph `target`, or that of a draft.
 
     Inputs: token_ids i64 `[b, t]`, cache_length i64 `[b]`, logit_rows i64 `[r]`, two caches a layer
     f32 `[b, kv_heads, capacity, head_dim]`. Outputs: logits f32 `[b, r, V]`, the outputs of the
     tapped layers joined in the order of `taps` f32 `[b, t, n*H]` (when there are any), caches.
+    Graph `draft` has token_ids `[b, c]`, and in place of logits the best token of each row,
+    proposals i64 `[b, r]`, and draft_logits f32 `[b, r, V]`.
 
     Args:
         weights: Tensors of the checkpoint.
@@ -42,25 +46,34 @@ def build_dense(
         taps: Layers (counted from 0) whose outputs the draft reads; -1 is the embedding.
         capacity: Rows of each cache.
         head_norms: Whether queries and keys are normed per head before they are rotated.
+        proposes: For a draft: tokens below are those that it chooses from.
 
     Raises:
         InputError: Config and tensors contradict each other.
     """
-    _TargetBuilder(weights, config, capacity, head_norms).build(taps)
+    _DenseBuilder(weights, config, capacity, head_norms, proposes).build(taps)
 
 
-class _TargetBuilder(DecoderBuilder):
+class _DenseBuilder(DecoderBuilder):
     """State of building one graph: the inputs every layer reads."""
 
     def __init__(
-        self, weights: ModuleWeights, config: TextConfig, capacity: int, head_norms: bool
+        self,
+        weights: ModuleWeights,
+        config: TextConfig,
+        capacity: int,
+        head_norms: bool,
+        proposes: int | None,
     ) -> None:
-        super().__init__(Builder(weights.module, "target"), weights, config.rms_norm_eps)
+        self.graph = "target" if proposes is None else "draft"
+        super().__init__(Builder(weights.module, self.graph), weights, config.rms_norm_eps)
         self.config, self.capacity, self.head_norms = config, capacity, head_norms
+        self.proposes = proposes
 
     def build(self, taps: Sequence[int]) -> None:
         b, config, weights = self.b, self.config, self.weights
-        ids = b.input("token_ids", DType.I64, (sym("b"), sym("t")), Role.TOKEN_IDS)
+        count = sym("t" if self.proposes is None else "c")
+        ids = b.input("token_ids", DType.I64, (sym("b"), count), Role.TOKEN_IDS)
         self.start = b.input("cache_length", DType.I64, (sym("b"),), Role.CACHE_LENGTH)
         rows = b.input("logit_rows", DType.I64, (sym("r"),), Role.LOGIT_ROWS)
         shape = (sym("b"), config.num_key_value_heads, self.capacity, config.head_dim)
@@ -70,7 +83,7 @@ class _TargetBuilder(DecoderBuilder):
         ]
         self.tables = weights.rope_tables(config.rope, self.capacity)
         table = weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
-        b.at("target: model.embed_tokens")
+        b.at(f"{self.graph}: model.embed_tokens")
         self.positions = b.op("position_ids", self.start, ids, name="positions")
         self.length = b.op("advance", self.start, ids, name="length")
         x = b.op("embedding", ids, weights=(table,), name="x")
@@ -80,11 +93,11 @@ class _TargetBuilder(DecoderBuilder):
             x, new = self._layer(i, x, k_cache, v_cache)
             tapped[i] = x
             updated.append(new)
-        b.at("target: model.norm")
+        b.at(f"{self.graph}: model.norm")
         hidden = self.norm(b.op("take_rows", x, rows, name="last"), "model.norm", name="hidden")
         head = output_head(weights, config, table)
-        b.at("target: lm_head")
-        b.output(b.op("linear", hidden, weights=(head,), name="logits"), "logits", Role.LOGITS)
+        b.at(f"{self.graph}: lm_head")
+        self._choose(b.op("linear", hidden, weights=(head,), name="logits"))
         if taps:
             parts = [tapped[i] for i in taps]
             joined = b.op("concat", *parts, attrs=AxisAttributes(2), name="taps")
@@ -92,6 +105,15 @@ class _TargetBuilder(DecoderBuilder):
         for i, (k_new, v_new) in enumerate(updated):
             b.output(k_new, f"k_cache.{i}", Role.KV_CACHE, alias=f"k_cache.{i}")
             b.output(v_new, f"v_cache.{i}", Role.KV_CACHE, alias=f"v_cache.{i}")
+
+    def _choose(self, logits: Value) -> None:
+        """What comes out of the head: a draft chooses itself."""
+        if self.proposes is None:
+            self.b.output(logits, "logits", Role.LOGITS)
+            return
+        best = self.b.op("argmax", logits, attrs=ArgmaxAttributes(self.proposes), name="proposals")
+        self.b.output(best, "proposals", Role.PROPOSALS)
+        self.b.output(logits, "draft_logits", Role.DRAFT_LOGITS)
 
     def _layer(
         self, i: int, x: Value, k_cache: Value, v_cache: Value
@@ -111,7 +133,7 @@ class _TargetBuilder(DecoderBuilder):
             k = self.head_norm(k, f"{layer}.self_attn.k_norm", kv_heads)
         q = self.rope(q, self.positions, self.tables, heads)
         k = self.rope(k, self.positions, self.tables, kv_heads)
-        b.at(f"target: {layer}.self_attn")
+        b.at(f"{self.graph}: {layer}.self_attn")
         k_new = b.op("cache_update", k_cache, k, self.start, name=f"k_cache.{i}")
         v_new = b.op("cache_update", v_cache, v, self.start, name=f"v_cache.{i}")
         attrs = AttentionAttributes(heads, kv_heads, dim**-0.5, window=self._window(i))

@@ -21,12 +21,19 @@ LEFT_OUT: Mapping[str, Sequence[str]] = {"vision tower": ("model.visual.*", "vis
 """Parts of a checkpoint that are no part of the language model, with globs of their tensors."""
 
 
-def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capacity: int) -> None:
-    """Build graph `target`; see `build_dense`.
+def build(
+    weights: ModuleWeights,
+    config: TextConfig,
+    taps: Sequence[int],
+    capacity: int,
+    *,
+    proposes: int | None = None,
+) -> None:
+    """Build graph `target`, or that of a draft; see `build_dense`.
 
     Raises:
         InputError: Config and tensors contradict each other.
         UnsupportedError: The config asks for something this frontend does not build.
     """
     check_variant(config, (FULL, SLIDING))
-    build_dense(weights, config, taps, capacity)
+    build_dense(weights, config, taps, capacity, proposes=proposes)

@@ -15,12 +15,19 @@ from edgecc.frontends.targets.common import check_variant
 from edgecc.frontends.targets.dense import build_dense
 
 
-def build(weights: ModuleWeights, config: TextConfig, taps: Sequence[int], capacity: int) -> None:
-    """Build graph `target`; see `build_dense`.
+def build(
+    weights: ModuleWeights,
+    config: TextConfig,
+    taps: Sequence[int],
+    capacity: int,
+    *,
+    proposes: int | None = None,
+) -> None:
+    """Build graph `target`, or that of a draft; see `build_dense`.
 
     Raises:
         InputError: Config and tensors contradict each other.
         UnsupportedError: The config asks for something this frontend does not build.
     """
     check_variant(config, (FULL, SLIDING))
-    build_dense(weights, config, taps, capacity, head_norms=True)
+    build_dense(weights, config, taps, capacity, head_norms=True, proposes=proposes)

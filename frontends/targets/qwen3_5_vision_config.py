@@ -124,12 +124,13 @@ def _check_variant(vision: Fields) -> None:
             where=vision.at("hidden_act"),
             help=f"supported: {', '.join(_GELUS)}",
         )
-    if vision.integers("deepstack_visual_indexes"):
+    if blocks := vision.integers("deepstack_visual_indexes"):
         raise UnsupportedError(
             "vision/deepstack",
-            "features of inner blocks (deepstack) are added to language layers: the classes of "
-            "this model_type have no such layers",
+            f"features of inner blocks ({list(blocks[:8])}, deepstack) are added to language "
+            "layers: the classes of this model_type have no such layers",
             where=vision.at("deepstack_visual_indexes"),
+            help="leave the vision tower out: --components text",
         )
     if vision.integer("in_channels", default=3) != 3:
         vision.fail("in_channels", "3: images are read as RGB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import edgecc as package
 from helpers.checkpoints import write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
+from helpers.dspark_heads import write_heads
 
 PROMPT = "def f(x):"
 
@@ -390,6 +392,27 @@ class TestSampling:
         assert found["proposed"][:4] == [4, 4, 2, 1][: len(found["proposed"])]
 
 
+def test_a_confidence_threshold(edgecc: Command, tmp_path: Path) -> None:
+    """Random heads: half of all slots are below one half."""
+    target, draft = write_heads(tmp_path, kind="vanilla", reduced=False)
+    out = tmp_path / "b"
+    report = edgecc("compile", target, "--draft", draft, "-o", out, "--max-model-len", 64, "-q")
+    assert report.code == 0
+    flags = ("--token-ids", "7,3,11,2", "--max-new-tokens", 40, "--ignore-eos")
+    everything = answer(edgecc, out, *flags)
+    assert everything["stats"]["withheld_tokens"] == 0
+    found = answer(edgecc, out, *flags, "--confidence-threshold", 0.5)
+    assert found["token_ids"] == everything["token_ids"]
+    stats = found["stats"]
+    assert stats["withheld_tokens"] > 0
+    assert 0 < stats["proposed_tokens"] < everything["stats"]["proposed_tokens"]
+    told = edgecc("run", out, *flags, "--stats", "--confidence-threshold", 0.5).err
+    assert f"withheld    {stats['withheld_tokens']} proposals of low confidence" in told
+    for value in ("1.5", "nan"):
+        refused = edgecc("run", out, *flags, "--confidence-threshold", value)
+        assert (refused.code, refused.id) == (2, "request/bad-confidence-threshold")
+
+
 def answer_of(
     edgecc: Command,
     bundle: Path,
@@ -484,3 +507,42 @@ def test_a_template_that_refuses(edgecc: Command, tmp_path: Path) -> None:
     result = edgecc("run", tmp_path / "b", "--chat", "hi")
     assert (result.code, result.id) == (2, "chat/refused-by-template")
     assert "no systems here" in result.last
+
+
+class TestGrammar:
+    SCHEMA = '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}'
+
+    @pytest.fixture(autouse=True)
+    def library(self) -> None:
+        pytest.importorskip("llguidance")
+
+    def test_each_kind(self, edgecc: Command, bundle: Path, tmp_path: Path) -> None:
+        (tmp_path / "schema.json").write_text('{"enum": [true, false]}')
+        (tmp_path / "digits.lark").write_text("start: /[0-9]{4}/")
+        for flags, pattern in (
+            (["--json-schema", tmp_path / "schema.json"], "true|false"),
+            (["--json-schema", '{"const": 12}'], "12"),
+            (["--regex", "[ab]{3}"], "[ab]{3}"),
+            (["--choice", "yes", "--choice", "no"], "yes|no"),
+            (["--lark", tmp_path / "digits.lark"], "[0-9]{4}"),
+        ):
+            found = answer(edgecc, bundle, "--prompt", PROMPT, *flags, "--max-new-tokens", 50)
+            assert re.fullmatch(pattern, found["text"])
+            assert found["finish_reason"] == "stop"
+
+    @pytest.mark.parametrize(
+        ("flags", "id"),
+        [
+            (["--regex", "a", "--choice", "b"], "usage/grammar"),
+            (["--regex", "[a"], "grammar/bad-regex"),
+            (["--json-schema", '{"type": "strin"}'], "grammar/bad-json-schema"),
+            (["--json-schema", "{"], "grammar/bad-json-schema"),
+            (["--json-schema", "nowhere.json"], "run/unreadable-grammar"),
+            (["--lark", ""], "usage/bad-path"),
+        ],
+    )
+    def test_refused(self, edgecc: Command, bundle: Path, flags: list[str], id: str) -> None:
+        result = edgecc("run", bundle, "--prompt", PROMPT, *flags)
+        assert f"[{id}]" in result.err
+        assert result.code in (2, 6)
+        assert result.out == ""

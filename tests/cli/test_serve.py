@@ -14,6 +14,7 @@ import pytest
 
 import edgecc
 from edgecc.cli import main
+from helpers.dflash import write_dflash_pair
 from helpers.goldens import DRAFT, TARGET
 
 pytest.importorskip("fastapi")
@@ -61,6 +62,18 @@ def test_a_bundle_is_compiled_already(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert main(arguments) == 2
     assert "usage/compiled" in capsys.readouterr().err
+
+
+def test_a_threshold_needs_a_confidence_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told at the start: else each request would fail."""
+    target, draft = write_dflash_pair(tmp_path, "random")
+    edgecc.compile(target, draft, out=tmp_path / "b", max_model_len=64, verify="none")
+    arguments = ["serve", str(tmp_path / "b"), "--port", "0", "--confidence-threshold", "0.5"]
+
+    assert main(arguments) == 2
+    assert "request/no-confidence" in capsys.readouterr().err
 
 
 def test_the_life_of_a_server(tmp_path: Path) -> None:

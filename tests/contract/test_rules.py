@@ -16,9 +16,14 @@ from edgecc.contract.rules import RULES
 from edgecc.errors import InputError
 from helpers.catalogue import ROOT, load_hook
 
-SOURCES = ("frontends", "compiler/edgecc/contract", "passes/bind_shared_weights.py")
+SOURCES = (
+    "frontends",
+    "compiler/edgecc/contract",
+    "compiler/edgecc/hub",
+    "passes/bind_shared_weights.py",
+)
 _ID = re.compile(
-    r"(bind|checkpoint|config|draft|head|quant|rope|target|tokenizer|vision)/[a-z0-9]+(-[a-z0-9]+)*"
+    r"(bind|checkpoint|config|draft|head|hub|quant|rope|target|tokenizer|vision)/[a-z0-9]+(-[a-z0-9]+)*"
 )
 hook = load_hook("rule_pages")
 

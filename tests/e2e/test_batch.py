@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import edgecc
 from edgecc.backends.base import Role
+from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.errors import RequestError
 
 SLOTS = 3
@@ -37,6 +38,7 @@ REQUESTS = st.fixed_dictionaries(
         "length": st.one_of(st.integers(1, 40), st.sampled_from([64, 100, LENGTH - 1, LENGTH - 3])),
         "max_new_tokens": st.integers(1, 24),
         "proposals": st.integers(0, 7),
+        "threshold": st.sampled_from([0.0, 0.0, 0.2, 0.5]),
         "stops_at": st.one_of(st.none(), st.integers(0, 12)),
         "joins": st.integers(0, 6),
         "leaves": st.sampled_from([2, 4, 99, 99, 99]),
@@ -53,6 +55,7 @@ def make_request(generator, wanted, seed):
         max_new_tokens=wanted["max_new_tokens"],
         speculation=steps > 0,
         num_speculative_tokens=steps or None,
+        confidence_threshold=wanted["threshold"] * generator.model.draft.tells_confidence,
         ignore_eos=True,
         temperature=wanted["temperature"],
         seed=seed,
@@ -65,6 +68,7 @@ def alone(generator, request):
         max_new_tokens=request.max_new_tokens,
         speculation=request.num_speculative_tokens > 0,
         num_speculative_tokens=request.num_speculative_tokens or None,
+        confidence_threshold=request.confidence_threshold,
         ignore_eos=True,
         sampling=request.sampling,
     )
@@ -215,6 +219,54 @@ def test_rows_have_the_bits_of_a_single_sequence(batched, lengths, rounds, last,
         assert found == [made[turn] for made in expected]
         for walk, (rows, accepted) in zip(walks, plan, strict=False):
             walk.keep(rows, accepted)
+
+
+@pytest.fixture(scope="module")
+def drafting(pair, tmp_path_factory):
+    """The pair for two sequences, with all that the draft computes."""
+    out = tmp_path_factory.mktemp("pair") / "drafting"
+    edgecc.compile(
+        pair.target,
+        pair.draft,
+        out=out,
+        max_model_len=LENGTH,
+        prefill_chunk=64,
+        max_batch_size=2,
+        draft_outputs=True,
+    )
+    with edgecc.load(out) as opened:
+        yield opened
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    known=st.integers(8, 40), new=st.integers(1, 8), again=st.integers(1, 7), seed=st.integers(0)
+)
+def test_features_given_once_more_change_no_bit(drafting, pair, known, new, again, seed):
+    """Proposals and logits, and those of a later call that reads the rows written twice."""
+    target, draft = (drafting.engine.entry(name) for name in ("target", "draft"))
+    proposer = PROPOSERS[pair.method]
+    again, new = min(again, known), max(new, proposer.fewest_rows)
+    ids = np.random.default_rng(seed).integers(0, 4095, known + new + 4)
+    counts = call([ids[:-1]], [0], [0], [len(ids) - 1], logs=target.log_rows > 0)
+    features = target.run(counts, (Role.HIDDEN_TAP,))[Role.HIDDEN_TAP].copy()
+    following = ids[1:]
+    outputs = (Role.PROPOSALS, Role.DRAFT_LOGITS)
+
+    def run(first, end, slot):
+        inputs = {
+            Role.FEATURES: np.ascontiguousarray(features[:, first:end]),
+            proposer.role: proposer.tokens(following[first:end].tolist()),
+            Role.CACHE_LENGTH: np.array([first]),
+        }
+        found = draft.run(inputs, outputs, slot=slot)
+        return [found[role].tobytes() for role in outputs]
+
+    for slot in range(2):
+        run(0, known, slot)
+    assert run(known - again, known + new, 1) == run(known, known + new, 0)
+    last = known + new, known + new + 3
+    assert run(*last, 1) == run(*last, 0)
 
 
 def test_a_batch_keeps_others_out(batched):

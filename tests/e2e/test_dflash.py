@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(
 PROMPT = [7, 3, 11, 2, 5, 13, 1, 9, 4, 8, 6]
 
 
-@pytest.mark.parametrize("kind", ["random", "agreeing", "hybrid"])
+@pytest.mark.parametrize("kind", ["random", "agreeing", "hybrid", "reduced"])
 def test_speculation_changes_no_token(tmp_path, kind):
     target, draft = write_dflash_pair(tmp_path, kind)
     report = edgecc.compile(
@@ -46,9 +46,37 @@ def test_speculation_changes_no_token(tmp_path, kind):
         assert [a.token_ids for a in together] == [a.token_ids for a in alone]
 
 
-def test_verify_compares_the_draft_as_well(tmp_path):
-    target, draft = write_dflash_pair(tmp_path, "random")
+@pytest.mark.parametrize("kind", ["random", "reduced"])
+def test_verify_compares_the_draft_as_well(tmp_path, kind):
+    target, draft = write_dflash_pair(tmp_path, kind)
     edgecc.compile(target, draft, out=tmp_path / "b", max_model_len=64, prefill_chunk=8)
     checks = verify_bundle(tmp_path / "b").checks
     assert all(check.passed for check in checks)
     assert any("draft" in check.name or "proposal" in check.name for check in checks)
+
+
+@pytest.mark.parametrize("kind", ["random", "agreeing"])
+def test_the_last_positions(tmp_path, kind):
+    """A block of masks that fill needs one row more than it proposes: the last one has it.
+
+    Texts run to the end of the caches, beside others whose rows nothing may touch.
+    """
+    target, draft = write_dflash_pair(tmp_path, kind)
+    out = tmp_path / "b"
+    edgecc.compile(target, draft, out=out, max_model_len=32, prefill_chunk=8, max_batch_size=3)
+    with edgecc.load(out) as generator:
+
+        def ask(length, speculation=True):
+            return {
+                "token_ids": (PROMPT * 3)[:length],
+                "max_new_tokens": 64,
+                "ignore_eos": True,
+                "speculation": speculation,
+            }
+
+        lengths = (1, 11, 27, 31, 22)
+        plain = [generator.generate(**ask(n, False)).token_ids for n in lengths]
+        assert [len(tokens) for tokens in plain] == [32 - n for n in lengths]
+        assert [generator.generate(**ask(n)).token_ids for n in lengths] == plain
+        together = generator.generate_batch([generator.request(**ask(n)) for n in lengths])
+        assert [answer.token_ids for answer in together] == plain

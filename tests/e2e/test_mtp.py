@@ -168,9 +168,13 @@ def test_a_bundle_of_it(tmp_path: Path, device: str) -> None:
         assert check.passed, check
 
 
-def test_several_at_a_time(tmp_path: Path) -> None:
-    """Answers and rounds are those of each request alone."""
-    target, out = checkpoint(tmp_path, "partly"), tmp_path / "bundle"
+@pytest.mark.parametrize("name", ["partly", "two-layers"])
+def test_several_at_a_time(tmp_path: Path, name: str) -> None:
+    """Answers and rounds are those of each request alone.
+
+    Of two layers that take turns, each step only writes to the caches of the other one.
+    """
+    target, out = checkpoint(tmp_path, name), tmp_path / "bundle"
     edgecc.compile(
         target,
         out=out,

@@ -458,7 +458,7 @@ def test_a_file_replaced_before_the_first_read_is_an_error(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "error", "id"),
     [
-        ("org/model", InputError, "checkpoint/hub-id"),
+        ("org/model", InputError, "checkpoint/not-found"),
         ("/no/such/folder", InputError, "checkpoint/not-found"),
         ("", InputError, "checkpoint/no-config"),
         ("a\0b", InputError, "checkpoint/not-found"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from edgecc.frontends.drafts import read_draft
 from edgecc.frontends.drafts.dflash import DFlash
 from edgecc.frontends.lift import lift
 from edgecc.frontends.options import LiftOptions
+from helpers.byte_tokenizer import NUM_TOKENS
 from helpers.checkpoints import DROP, Tensors, edit_json, edit_tensors, write_draft, write_target
 
-from .test_dspark import IDS, Pair, agree
+from .test_dspark import IDS, VOCAB, Pair, agree
 
 ZLAB: Mapping[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -88,6 +89,26 @@ def test_deepspec_without_heads_samples_from_the_anchor(tmp_path: Path) -> None:
     made.check()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_confidence_head_alone(tmp_path: Path, first: int) -> None:
+    """Without a Markov head it reads the hidden state of the slot that predicts."""
+    options = {**ZLAB, "confidence_head": True, "sample_from_anchor": not first, "first": first}
+    made = Pair(tmp_path, **options)
+    assert "confidence" in made.found(IDS, 79)
+    made.check()
+
+
+def test_a_confidence_head_that_reads_what_is_not_there(tmp_path: Path) -> None:
+    """Markov tensors are missing: nothing else would tell."""
+
+    def widen(tensors: Tensors) -> None:
+        tensors["confidence_head.proj.weight"] = np.zeros((1, 40), dtype=np.float32)
+
+    with pytest.raises(InputError, match="40 columns, expected 32") as caught:
+        pair(tmp_path, confidence_head=True, change=widen)
+    assert caught.value.id == "draft/confidence-width"
+
+
 def test_a_dspark_draft_whose_masks_fill(tmp_path: Path) -> None:
     """The Markov chain starts at the anchor, and the hidden state of slot 1."""
     made = Pair(tmp_path, first=1, sample_from_anchor=False, block_size=5)
@@ -102,6 +123,27 @@ def test_layouts_differ(tmp_path: Path) -> None:
     found, shifted = (p.found(IDS, 79)["draft_logits"] for p in (fills, anchor))
     assert np.array_equal(found, shifted[1:])
     assert not np.allclose(found, shifted[:-1])
+
+
+def test_slots_see_each_other_both_ways(tmp_path: Path) -> None:
+    """No key speaks of causality: then a later slot reaches the earlier ones, as in training."""
+    short, long = (pair(tmp_path / str(size), block_size=size) for size in (2, 5))
+    first, second = (made.found(IDS, 79)["draft_logits"][0] for made in (short, long))
+    assert np.abs(first - second).max() > 1e-3
+    for made in (short, long):
+        assert "causal" not in (made.draft_path / "config.json").read_text()
+        made.check()
+
+
+@pytest.mark.parametrize("declared", [True, None])
+def test_a_confidence_head_without_markov_head_is_told(
+    tmp_path: Path, declared: bool | None
+) -> None:
+    """Rank 0: it cannot have been trained with the head's embedding, and nothing reads it."""
+    options = {**ZLAB, "confidence_head": True, "confidence_head_with_markov": declared}
+    made = pair(tmp_path, **options)
+    made.check()
+    assert [d for d in made.lifted.module.decisions if "confidence_head.proj.weight" in d]
 
 
 def test_fewer_proposals_are_the_first_ones(tmp_path: Path) -> None:
@@ -169,6 +211,52 @@ def test_layers_that_are_not_listed(
     )
     assert draft.taps(None) == tuple(expected)
     assert draft.numbering == "num_target_layers"
+
+
+KEPT = np.arange(1, NUM_TOKENS, 3)
+"""Target ids that a reduced vocabulary has."""
+
+
+def reduced(marks: bool, *, ids: bool = False) -> Callable[[Tensors], None]:
+    """A head of its own with fewer rows, and the map in the form of speculators."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][KEPT]
+        tensors["d2t"] = KEPT if ids else KEPT - np.arange(len(KEPT))
+        if marks:
+            tensors["t2d"] = np.isin(np.arange(VOCAB), KEPT)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"change": reduced(marks=True)},
+        {"change": reduced(marks=False)},
+        {"change": reduced(marks=True), "steps": 2, "draft_vocab_size": len(KEPT)},
+        {"change": reduced(marks=True), "architectures": ["DFlashSpeculator"],
+         "auto_map": DROP, "speculators_model_type": "dflash", "sample_from_anchor": False,
+         "aux_hidden_state_layer_ids": [1, 3], "draft_vocab_size": len(KEPT)},
+    ],
+    ids=["marks", "no marks", "fewer proposals", "speculators"],
+)  # fmt: skip
+def test_a_reduced_vocabulary(tmp_path: Path, options: dict[str, Any]) -> None:
+    """`d2t` is no sign of EAGLE3; slots choose among draft ids, proposals are the target's."""
+    made = pair(tmp_path, own_head=True, **options)
+    found = made.found(IDS, 79)
+    assert found["draft_logits"].shape == (made.steps, len(KEPT))
+    assert set(found["proposals"].tolist()) <= set(KEPT.tolist())
+    made.check()
+
+
+def test_a_reduced_vocabulary_needs_a_map(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][KEPT]
+
+    with pytest.raises(InputError, match="there is no d2t") as caught:
+        pair(tmp_path, own_head=True, change=change)
+    assert caught.value.id == "draft/no-vocabulary-map"
 
 
 def test_the_layout_is_told(tmp_path: Path) -> None:

@@ -71,13 +71,29 @@ def test_other_kinds_by_their_tensors(
 
 
 @pytest.mark.parametrize(
-    "name", ["midlayer.self_attn.q_proj.weight", "layers.0.hidden_norm.weight", "d2t"]
+    "name", ["midlayer.self_attn.q_proj.weight", "layers.0.hidden_norm.weight"]
 )
 @pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "LlamaForCausalLM", "Something"])
 def test_eagle3_by_its_tensors(draft: Path, name: str, architecture: str) -> None:
     edit_tensors(draft, plus(name))
     edit_json(draft / "config.json", architectures=[architecture])
     assert kind(draft) == "eagle3"
+
+
+def test_a_map_alone_means_eagle3(draft: Path) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        found = plus("d2t")(tensors)
+        del found["hidden_norm.weight"]
+        return found
+
+    edit_tensors(draft, change)
+    assert kind(draft) == "eagle3"
+
+
+def test_a_map_beside_a_norm_before_the_layers_means_dflash(draft: Path) -> None:
+    edit_tensors(draft, plus("d2t", "t2d"))
+    edit_json(draft / "config.json", markov_rank=DROP)
+    assert kind(draft) == "dflash"
 
 
 @pytest.mark.parametrize("rank", [0, DROP])
@@ -96,10 +112,7 @@ def test_a_rank_without_tensors_is_an_incomplete_draft(draft: Path) -> None:
 
 
 def test_a_complete_language_model(tmp_path: Path) -> None:
-    target = write_target(tmp_path / "t", quantized=False)
-    with pytest.raises(UnsupportedError, match="plain drafts are not supported") as caught:
-        lift(target, target)
-    assert "complete language model" in caught.value.diagnostics[0].notes[0]
+    assert kind(write_target(tmp_path / "t", quantized=False)) == "draft_model"
 
 
 def test_a_layer_of_a_target(draft: Path) -> None:
@@ -130,7 +143,7 @@ def test_is_draft(tmp_path: Path, draft: Path) -> None:
 
 
 def test_supported_kinds_are_listed() -> None:
-    assert SUPPORTED == ("dspark", "dflash", "eagle3")
+    assert SUPPORTED == ("dspark", "dflash", "eagle3", "draft_model")
 
 
 @pytest.mark.parametrize(

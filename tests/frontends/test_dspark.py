@@ -461,7 +461,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "shape", "id"),
         [
-            ("markov_head.joint_proj.weight", (24, 80), "draft/markov-type"),
             ("mask_embedding", (64,), "draft/mask-embedding"),
             ("layers.0.self_attn.attention_sink_bias", (4,), "draft/attention"),
             ("layers.1.self_attn.qkv_proj.weight", (256, 64), "draft/fused-qkv"),

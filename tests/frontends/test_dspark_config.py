@@ -348,7 +348,7 @@ def test_a_mask_without_a_row(tmp_path: Path, mask: int) -> None:
             "draft/sliding-window",
             "non_causal",
         ),
-        ({"markov_head_type": "rnn"}, "draft/markov-type", "rnn"),
+        ({"markov_head_type": "lstm"}, "draft/markov-type", "lstm"),
         ({"dflash_config": {"projector_type": "domino"}}, "draft/kind", "domino"),
         ({"model_type": "deepseek_v4"}, "draft/kind", "deepseek"),
         ({"model_type": "gemma4_text"}, "draft/kind", "gemma"),

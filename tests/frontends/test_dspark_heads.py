@@ -1,4 +1,4 @@
-"""Gated Markov heads and reduced vocabularies of DSpark drafts, against float64 NumPy."""
+"""Markov heads of DSpark drafts and reduced vocabularies, against float64 NumPy."""
 
 from __future__ import annotations
 
@@ -28,6 +28,20 @@ def gate(bias: bool = True, scale: float = 1.0) -> Change:
         tensors["markov_head.gate_proj.weight"] = weight
         if bias:
             tensors["markov_head.gate_proj.bias"] = random.normal(0, 1, RANK).astype(np.float32)
+
+    return change
+
+
+def cell(bias: bool = True, scale: float = 1.0) -> Change:
+    """A recurrent cell over state, embedding and hidden state, in this order."""
+    random = np.random.default_rng(7)
+
+    def change(tensors: Tensors) -> None:
+        weight = random.normal(0, scale, (3 * RANK, 2 * RANK + HIDDEN)).astype(np.float32)
+        tensors["markov_head.joint_proj.weight"] = weight
+        if bias:
+            vector = random.normal(0, 1, 3 * RANK).astype(np.float32)
+            tensors["markov_head.joint_proj.bias"] = vector
 
     return change
 
@@ -90,6 +104,39 @@ def test_the_gate_decides(tmp_path: Path) -> None:
     assert not close(plain["draft_logits"], gated["draft_logits"])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_recurrent(tmp_path: Path, bias: bool, first: int) -> None:
+    """In both layouts."""
+    options = {"sample_from_anchor": not first, "first": first}
+    pair(tmp_path, cell(bias), markov_head_type="rnn", **options).check()
+
+
+def test_the_state_goes_from_slot_to_slot_and_not_from_round_to_round(tmp_path: Path) -> None:
+    """Columns of the state change every slot but the first, also after another round."""
+
+    def forgetful(tensors: Tensors) -> None:
+        tensors["markov_head.joint_proj.weight"][:, :RANK] = 0
+
+    made = pair(tmp_path / "with", cell(), markov_head_type="rnn")
+    with_state = made.found(IDS, 79)
+    without = pair(tmp_path / "without", both(cell(), forgetful), markov_head_type="rnn")
+    first, *later = zip(
+        with_state["draft_logits"], without.found(IDS, 79)["draft_logits"], strict=True
+    )
+    assert close(*first)
+    assert not any(close(*slot) for slot in later)
+    again = made.found(IDS, 79)
+    assert {name: a.tobytes() for name, a in again.items()} == {
+        name: a.tobytes() for name, a in with_state.items()
+    }
+
+
+def test_reduced_and_recurrent_and_packed(tmp_path: Path) -> None:
+    changes = both(cell(), reduce(), packed)
+    pair(tmp_path, changes, markov_head_type="rnn", aux_hidden_state_layer_ids=[1, 3]).check()
+
+
 @pytest.mark.parametrize("marks", [True, False])
 def test_reduced(tmp_path: Path, marks: bool) -> None:
     """Logits of draft ids, proposals and previous tokens of target ids."""
@@ -129,7 +176,11 @@ def shifted(tensors: Tensors) -> None:
     [
         (gate(), {}, InputError, "draft/markov-type"),
         (lambda t: None, {"markov_head_type": "gated"}, InputError, "draft/markov-type"),
-        (lambda t: None, {"markov_head_type": "rnn"}, UnsupportedError, "draft/markov-type"),
+        (lambda t: None, {"markov_head_type": "rnn"}, InputError, "draft/markov-type"),
+        (lambda t: None, {"markov_head_type": "lstm"}, UnsupportedError, "draft/markov-type"),
+        (cell(), {"markov_head_type": "gated"}, InputError, "draft/markov-type"),
+        (cell(), {"markov_head_type": "vanilla"}, InputError, "draft/markov-type"),
+        (both(cell(), gate()), {"markov_head_type": "rnn"}, InputError, "draft/markov-type"),
         (both(reduce(), drop("d2t")), {}, InputError, "draft/no-vocabulary-map"),
         (both(reduce(), drop("lm_head.weight")), {}, InputError, "bind/vocab-mismatch"),
         (both(reduce(), shifted), {}, InputError, "draft/vocabulary-map"),

@@ -20,7 +20,8 @@ from edgecc.frontends.drafts import KINDS
 from edgecc.frontends.drafts.mtp import Mtp
 from edgecc.frontends.lift import lift
 from edgecc.frontends.mtp_block import MTP_FILES, mtp_names
-from edgecc.frontends.options import SPEC_METHODS, LiftOptions
+from edgecc.frontends.options import LiftOptions
+from edgecc.frontends.spec_methods import SPEC_METHODS
 from edgecc.ir.core import Module
 from edgecc.ir.encodings import NVFP4, Dense
 from edgecc.ir.types import DType
@@ -364,6 +365,39 @@ class TestMethods:
 
     def test_all_that_can_be_lifted(self) -> None:
         assert ("auto", *KINDS, Mtp.method, "ngram") == SPEC_METHODS
+
+    @pytest.mark.parametrize(("name", "meant"), [("qwen3_5_mtp", "mtp"), ("ngram_gpu", "ngram")])
+    def test_names_that_vllm_has_for_the_same(self, tmp_path: Path, name: str, meant: str) -> None:
+        target = write_hybrid_target(tmp_path / "t", mtp=1)
+        module = lift(target, None, LiftOptions(max_model_len=64, spec_method=name))
+        draft = module.metadata["draft"]
+        assert isinstance(draft, dict)
+        assert draft["method"] == meant
+
+    @pytest.mark.parametrize("name", SPEC_METHODS)
+    def test_own_names_mean_themselves(self, name: str) -> None:
+        assert LiftOptions(spec_method=name).spec_method == name
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("deepseek_mtp", "only blocks of Qwen3.5 targets are built, as mtp"),
+            ("mimo_mtp", "only blocks of Qwen3.5 targets are built, as mtp"),
+            ("eagle", "reads one hidden state"),
+            ("medusa", "without knowing each other"),
+            ("mlp_speculator", "from one hidden state"),
+            ("suffix", "ngram looks up in the text so far"),
+        ],
+    )
+    def test_other_methods_of_vllm(self, tmp_path: Path, name: str, reason: str) -> None:
+        target = write_hybrid_target(tmp_path / "t", mtp=1)
+        with pytest.raises(UnsupportedError, match=f"method '{name}' is not supported") as caught:
+            lift(target, None, LiftOptions(spec_method=name))
+        (found,) = caught.value.diagnostics
+        assert found.id == "draft/kind"
+        assert "known from vLLM" in found.notes[0]
+        assert reason in found.notes[0]
+        assert "draft_model" in found.help
 
     def test_auto_says_by_what(self, tmp_path: Path) -> None:
         target = write_target(tmp_path / "t", layers=3, hidden=32, head_dim=16, quantized=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +29,7 @@ from helpers.broken_pairs import (
     file,
     header,
     index,
+    language_model,
     only,
     plain_target,
     replaced,
@@ -37,7 +40,31 @@ from helpers.broken_pairs import (
 )
 from helpers.checkpoints import DROP, write_draft, write_target
 from helpers.command_line import SMALL, TAPS
+from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.quantized_layouts import GPTQ
+from helpers.vision import write_vision_target
+
+
+def _vision(
+    id: str,
+    code: int,
+    about: str,
+    says: str,
+    *,
+    processor: Mapping[str, object] | None = None,
+    file: str | None = "preprocessor_config.json",
+    **vision: object,
+) -> Case:
+    """A target whose tower, or the processor of its images, is wrong in one place."""
+
+    def write(path: Path) -> None:
+        write_vision_target(path, vision=vision, processor=processor)
+        if file is None:
+            (path / "preprocessor_config.json").unlink()
+
+    apply = replaced(write, "target")
+    return Case(id, code, about, apply, says, alone=True, components="all")
+
 
 FILES = [
     Case("checkpoint/not-found", BAD, "no folder", lambda t, d: shutil.rmtree(t)),
@@ -613,6 +640,34 @@ DRAFTS = [
     ),
     Case("draft/layers", UNSUPPORTED, "EAGLE3 with two layers", eagle3(num_hidden_layers=2)),
     Case(
+        "draft/recurrent",
+        UNSUPPORTED,
+        "a hybrid as a draft",
+        replaced(lambda p: write_hybrid_target(p, HybridSizes(layer_types=(LINEAR, FULL)))),
+        "qwen3_5_text",
+    ),
+    Case(
+        "draft/tokenizer",
+        BAD,
+        "two tokens change places",
+        language_model(lambda vocab: {**vocab, "a": vocab["b"], "b": vocab["a"]}),
+        "2 of 259 ids",
+    ),
+    Case(
+        "draft/tokenizer-unknown",
+        FINE,
+        "a draft without a tokenizer",
+        all_of(language_model(), file("draft", "tokenizer.json", None)),
+        "no draft/tokenizer.json",
+    ),
+    Case(
+        "draft/tokens-differ",
+        FINE,
+        "a token that the draft lacks",
+        language_model(lambda vocab: {t: i for t, i in vocab.items() if t != "a"}),
+        "1 tokens are unknown to the draft",
+    ),
+    Case(
         "draft/activation",
         UNSUPPORTED,
         "gelu in the draft",
@@ -676,10 +731,17 @@ DRAFTS = [
     Case("draft/markov-rank", BAD, "another rank", config("draft", markov_rank=16), "16"),
     Case(
         "draft/markov-type",
-        UNSUPPORTED,
-        "a Markov head with a state",
+        BAD,
+        "a Markov head without the tensors of its type",
         config("draft", markov_head_type="rnn"),
-        "rnn",
+        "joint_proj",
+    ),
+    Case(
+        "draft/markov-type",
+        UNSUPPORTED,
+        "an unknown Markov head",
+        config("draft", markov_head_type="lstm"),
+        "lstm",
     ),
     Case(
         "draft/confidence-flag",
@@ -767,6 +829,43 @@ VOCABULARIES = [
     ),
 ]
 
+VISION = [
+    _vision("vision/activation", UNSUPPORTED, "relu in the tower", "relu", hidden_act="relu"),
+    _vision("vision/deepstack", UNSUPPORTED, "inner layers", "[1]", deepstack_visual_indexes=[1]),
+    _vision("vision/no-processor", BAD, "no processor", "preprocessor_config.json", file=None),
+    _vision(
+        "vision/processor",
+        UNSUPPORTED,
+        "images are not resized",
+        "do_resize",
+        processor={"do_resize": False},
+    ),
+    _vision("vision/resample", UNSUPPORTED, "linear", "2", processor={"resample": 2}),
+    _vision(
+        "vision/too-small",
+        BAD,
+        "images larger than a prompt",
+        "image",
+        processor={"size": {"shortest_edge": 2**30, "longest_edge": 2**30}},
+    ),
+    _vision("config/bad-value", BAD, "another width", "out_hidden_size", out_hidden_size=24),
+    _vision(
+        "config/bad-value",
+        BAD,
+        "a grid that is none",
+        "num_position_embeddings",
+        num_position_embeddings=24,
+    ),
+    Case(
+        "vision/no-tower",
+        BAD,
+        "a tower that is not there",
+        lambda t, d: None,
+        alone=True,
+        components="target,vision",
+    ),
+]
+
 CASES: tuple[Case, ...] = (
     *FILES,
     *CONFIGS,
@@ -775,4 +874,5 @@ CASES: tuple[Case, ...] = (
     *HEADS,
     *DRAFTS,
     *VOCABULARIES,
+    *VISION,
 )

@@ -33,6 +33,7 @@ class Case:
         apply: Breaks the folders of target and draft.
         says: A text that the finding holds: file, tensor or key, value found or expected.
         alone: Check the target without the draft.
+        components: Parts of the target that are looked at.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Case:
     apply: Break
     says: str = ""
     alone: bool = False
+    components: str = "text"
 
 
 def write_pair(folder: Path) -> tuple[Path, Path]:
@@ -132,6 +134,20 @@ def replaced(write: Callable[[Path], object], role: str = "draft") -> Break:
         path = target if role == "target" else draft
         shutil.rmtree(path)
         write(path)
+
+    return apply
+
+
+def language_model(change: Callable[[dict[str, int]], dict[str, int]] = dict) -> Break:
+    """A language model as a draft, whose tokenizer has a changed vocabulary."""
+
+    def apply(target: Path, draft: Path) -> None:
+        shutil.rmtree(draft)
+        write_target(draft, **SMALL, **PLAIN, seed=1)
+        path = draft / "tokenizer.json"
+        content = json.loads(path.read_text("utf-8"))
+        content["model"]["vocab"] = change(content["model"]["vocab"])
+        path.write_text(json.dumps(content), "utf-8")
 
     return apply
 

@@ -24,8 +24,9 @@ def write_dflash_pair(folder: Path, kind: str) -> tuple[Path, Path]:
 
     Args:
         folder: Where to write them.
-        kind: `random`; `hybrid`, a target with a recurrent layer; `agreeing`: both give all tokens
-            the same logits, so that each chooses token 0.
+        kind: `random`; `hybrid`, a target with a recurrent layer; `reduced`, a draft with fewer ids
+            than the target; `agreeing`: both give all tokens the same logits, so that each chooses
+            token 0.
     """
     options = {**SMALL, **TAPS, **_DFLASH}
     if kind == "hybrid":
@@ -33,11 +34,19 @@ def write_dflash_pair(folder: Path, kind: str) -> tuple[Path, Path]:
         options |= {"target_layers": 2, "target_hidden": 32}
     else:
         target = write_target(folder / "t", **SMALL, quantized=False, eos_token_id=DROP)
-    draft = write_draft(folder / "d", **options)
+    draft = write_draft(folder / "d", **options, own_head=kind == "reduced")
+    if kind == "reduced":
+        edit_tensors(draft, _reduce)
     if kind == "agreeing":
         _silence(target, "model.norm.weight")
         _silence(draft, "norm.weight")
     return target, draft
+
+
+def _reduce(tensors: Tensors) -> None:
+    kept = np.arange(0, 259, 2)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][kept]
+    tensors["d2t"] = kept - np.arange(len(kept))
 
 
 def _silence(path: Path, norm: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 Specs: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor name to dtype (as safetensors spells it) and shape."""
 
-_BYTES = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}
+_BYTES = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4, "I64": 8}
 
 
 def write_headers(path: Path, config: Mapping[str, object], specs: Specs) -> Path:

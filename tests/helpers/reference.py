@@ -244,10 +244,15 @@ class Draft(Model):
 
     def _chain(self, hidden: Floats, base: Floats, previous: int, steps: int) -> DraftOutput:
         if not self.has("markov_head.markov_w1.weight"):
-            best = base[:steps, : self.num_tokens].argmax(axis=1)
-            return DraftOutput(base, base[:steps], best.tolist(), None)
+            ids = self.tokens_of(base.shape[1])
+            allowed = np.where(ids < self.num_tokens, base[:steps], -np.inf)
+            scores = None
+            if self.has("confidence_head.proj.weight"):
+                scores = self.linear(hidden[:steps], "confidence_head.proj")[:, 0]
+            return DraftOutput(base, base[:steps], ids[allowed.argmax(axis=1)].tolist(), scores)
         w1, w2 = self.matrix("markov_head.markov_w1"), self.matrix("markov_head.markov_w2")
         logits, tokens, confidence = [], [], []
+        state = np.zeros(w1.shape[1])
         for slot in range(steps):
             embedding = w1[previous]
             gated = embedding
@@ -255,6 +260,14 @@ class Draft(Model):
                 both = np.concatenate([hidden[slot], embedding])
                 gate = self.linear(both[None], "markov_head.gate_proj")[0]
                 gated = embedding / (1 + np.exp(-gate))
+            if self.has("markov_head.joint_proj.weight"):
+                joined = np.concatenate([state, embedding, hidden[slot]])
+                forget, candidate, output = np.split(
+                    self.linear(joined[None], "markov_head.joint_proj")[0], 3
+                )
+                share = 1 / (1 + np.exp(-forget))
+                state = share * state + (1 - share) * np.tanh(candidate)
+                gated = np.tanh(output)
             logits.append(base[slot] + w2 @ gated)
             if self.has("confidence_head.proj.weight"):
                 reads = [hidden[slot], embedding]

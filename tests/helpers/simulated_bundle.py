@@ -169,7 +169,8 @@ class SimulatedBundle:
 
     def generator(self) -> Generator:
         """The runtime over it."""
-        metadata = {"draft": None, **self.module.metadata}
+        entries = self.artifact["entries"]
+        metadata = {"draft": None, "entries": entries, **self.module.metadata}
         return Generator(self.open(), ModelInfo.from_manifest(metadata))
 
 

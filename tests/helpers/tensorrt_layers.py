@@ -88,6 +88,7 @@ def _activation(layer: Any, x: list[Array]) -> list[Array]:
     wide = x[0].astype(np.float64)
     functions = {
         "SIGMOID": lambda: 0.5 + 0.5 * np.tanh(wide / 2),
+        "TANH": lambda: np.tanh(wide),
         "GELU_ERF": lambda: 0.5 * wide * (1 + _erf(wide * math.sqrt(0.5))),
         "GELU_TANH": lambda: 0.5 * wide * (1 + np.tanh(_GELU * (wide + 0.044715 * wide**3))),
     }

@@ -56,9 +56,11 @@ def gelu_tanh(rng: np.random.Generator) -> C:
 CASES: Cases = {
     "cast": widened,
     "add": two(lambda a, b: a + b),
+    "sub": two(lambda a, b: a - b),
     "mul": two(lambda a, b: a * b),
     "silu": one(lambda x: x * logistic(x)),
     "sigmoid": one(logistic),
+    "tanh": one(lambda x: 2 * logistic(2 * x) - 1),
     "gelu": one(lambda x: x * normal_share(x), attrs=GeluAttributes()),
     "swiglu": two(lambda gate, up: gate * logistic(gate) * up),
 }
@@ -114,7 +116,7 @@ def test_integers_are_refused(op):
         infer(op, ["i64[t]"] * count, attrs=ATTRIBUTES.get(op))
 
 
-@pytest.mark.parametrize("op", ["add", "mul", "swiglu"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "swiglu"])
 @pytest.mark.parametrize(
     "other", ["f32[t, 1]", "f32[4]", "f32[4, t]", "f16[t, 4]", "f32[t + 1, 4]"]
 )
@@ -139,10 +141,11 @@ def test_commutative_ops_commute(op):
     assert run_op(op, [a, b])[0].tobytes() == run_op(op, [b, a])[0].tobytes()
 
 
-def test_swiglu_is_not_commutative():
-    assert Trait.COMMUTATIVE not in OPS["swiglu"].traits
+@pytest.mark.parametrize("op", ["sub", "swiglu"])
+def test_others_do_not(op):
+    assert Trait.COMMUTATIVE not in OPS[op].traits
     a, b = np.array([1.0]), np.array([2.0])
-    assert run_op("swiglu", [a, b])[0] != run_op("swiglu", [b, a])[0]
+    assert run_op(op, [a, b])[0] != run_op(op, [b, a])[0]
 
 
 @given(st.floats(-1e4, 1e4, width=32))
@@ -152,6 +155,12 @@ def test_sigmoid_and_silu_never_overflow(x):
     assert 0 <= y[0] <= 1
     assert abs(s[0]) <= abs(np.float32(x))
     assert s[0] >= np.float32(-0.2784646)  # the minimum of silu
+
+
+def test_tanh_at_the_ends_and_near_zero():
+    (y,) = run_op("tanh", [np.array([-1e30, -200.0, -0.0, 1e-30, 200.0, 1e30])])
+    assert y.tolist() == [-1, -1, 0, np.float32(1e-30), 1, 1]
+    assert np.signbit(y[2])
 
 
 def test_sigmoid_is_symmetric_at_the_ends():

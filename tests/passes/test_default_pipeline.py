@@ -32,7 +32,7 @@ from helpers.pairs import (
 )
 
 DATA = Path(__file__).parents[1] / "data" / "pairs"
-OPTIONAL = {"base_logits", "draft_logits", "confidence"}
+DROPPED = {"base_logits", "draft_logits"}
 
 
 def compiled(module: Module, device: str, **options: object) -> PassManager:
@@ -99,7 +99,7 @@ def test_values_stay(device, form, logits):
     before = evaluate(reference, inputs)
     compiled(module, device, linear_form=form, keep_draft_logits=logits)
     after = evaluate(module, inputs)
-    dropped = set() if logits else {f"draft.{name}" for name in OPTIONAL}
+    dropped = set() if logits else {f"draft.{name}" for name in DROPPED}
     assert set(before) - set(after) == dropped
     assert_same_bits(list(after.values()), [before[name] for name in after])
 
@@ -121,7 +121,7 @@ def test_interfaces_stay(device):
     before = {name: interface(g) for name, g in module.graphs.items()}
     compiled(module, device)
     assert {g.name: interface(g) for g in module.entries()} == {
-        name: [x for x in facts if x[0] not in OPTIONAL] for name, facts in before.items()
+        name: [x for x in facts if x[0] not in DROPPED] for name, facts in before.items()
     }
 
 
@@ -208,5 +208,5 @@ def test_a_real_pair(device):
     before = evaluate(reference, inputs)
     compiled(module, device)
     after = evaluate(module, inputs)
-    assert set(before) - set(after) == {f"draft.{name}" for name in OPTIONAL}
+    assert set(before) - set(after) == {f"draft.{name}" for name in DROPPED}
     assert_same_bits(list(after.values()), [before[name] for name in after])

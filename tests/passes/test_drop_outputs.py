@@ -34,13 +34,13 @@ def run(module: Module, roles: str | None = None) -> bool:
     return changed
 
 
-def test_drops_all_optional_outputs_by_default():
+def test_drops_what_the_runtime_never_reads_by_default():
     module = pair(OWN)
     target = interface(module.graphs["target"])
     inputs = pair_inputs(module, OWN)
     before = evaluate(module, inputs)
     assert run(module)
-    assert outputs(module) == [*CACHES, "proposals"]
+    assert outputs(module) == [*CACHES, "proposals", "confidence"]
     assert interface(module.graphs["target"]) == target
     after = evaluate(module, inputs)
     assert_same_bits(list(after.values()), [before[name] for name in after])
@@ -80,7 +80,7 @@ def test_unknown_roles(roles):
 
 def test_dce_then_removes_the_work():
     module = pair(OWN)
-    run(module)
+    run(module, "confidence")
     assert Dce().run(module, PassContext())
     assert not any(s.startswith("draft.confidence") for s in module.weights)
     assert verify(module) == []

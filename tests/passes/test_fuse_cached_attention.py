@@ -149,6 +149,31 @@ def test_caches_that_are_computed(sequences, count):
     assert len(fused(p.b.module)) == count
 
 
+@pytest.mark.parametrize(("sequences", "count"), [(1, 1), (2, 0)])
+def test_graphs_that_are_called_together_have_their_caches_alike(sequences, count):
+    """One layer of two that take turns: here it attends, there its cache is only written to."""
+    p = parts()
+    p.b.module.metadata["limits"] = {"max_batch_size": sequences}
+    p.finish()
+    module = p.b.module
+    writes = Builder(module, "writes")
+    cache = writes.input("cache", DType.F32, p.k_cache.type.shape, Role.KV_CACHE)
+    rows = writes.input("rows", DType.F32, p.k.type.shape, Role.ACTIVATION)
+    start = writes.input("start", DType.I64, p.start.type.shape, Role.CACHE_LENGTH)
+    written = writes.op("cache_update", cache, rows, start)
+    writes.output(written, "cache", Role.KV_CACHE, alias="cache")
+
+    assert FuseCachedAttention().run(module, PassContext()) is True  # nobody calls both
+    assert len(fused(module)) == 1
+
+    p = parts()
+    p.b.module.metadata["limits"] = {"max_batch_size": sequences}
+    p.finish()
+    p.b.op("cache_update", p.k_cache, p.k, p.start, name="other")
+    assert FuseCachedAttention().run(p.b.module, PassContext()) is (count > 0)
+    assert len(fused(p.b.module)) == count
+
+
 def test_rotary_embeddings_that_are_rounded_stay_outside():
     p = parts()
     narrow = CastAttributes("bf16")

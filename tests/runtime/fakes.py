@@ -35,6 +35,11 @@ def by_hash(num_tokens: int) -> Chooser:
     return lambda state, position: state * 48_271 // 7 % num_tokens
 
 
+def confidence_after(state: int) -> float:
+    """What the fake draft says about the proposal after a prefix, before the sigmoid."""
+    return state % 101 / 10 - 5
+
+
 def by_script(prompt_length: int, script: Sequence[int], then: int = 0) -> Chooser:
     """The tokens of a script after a prompt, whatever they are; then always the same one."""
 
@@ -230,16 +235,21 @@ class FakeDraft:
         (length,) = inputs[Role.CACHE_LENGTH].tolist()
         rows = features[0].tolist()
         assert 1 <= len(rows) <= self.max_features
-        assert length in (0, len(self.tokens)), "features are missing or come twice"
+        assert length <= len(self.tokens), "features are missing"
         assert length + len(rows) + self.proposals <= self.capacity, "no rows for the block"
         self.outputs.spoil()
         self.calls.append((length, len(rows), tuple(outputs)))
         following = inputs[role][0].tolist() if self.chain else inputs[role].tolist()
         anchor = following[-1]
+        own = [int(token) for _, token, _ in rows]
+        if length:
+            again = self.tokens[length:]
+            assert len(own) > len(again), "features come twice, and none is new"
+            assert own[: len(again)] == again, "features that come twice are not the same"
         if self.chain:
-            own = [int(token) for _, token, _ in rows]
             assert following[:-1] == own[1:], "a feature with a token that is not the next one"
-            assert not length or own[0] == self.expected, "not the token that was said to follow"
+            first = own[len(self.tokens) - length] if length else None
+            assert first in (None, self.expected), "not the token that was said to follow"
             self.expected = anchor
         del self.tokens[length:], self.states[length:]
         for position, token, state in rows:
@@ -262,7 +272,9 @@ class FakeDraft:
             return {Role.PROPOSALS: np.array([self.recorded[self.blocks - 1]], dtype=np.int64)}
         state = fold(self.states[-1], anchor)
         made: list[int] = []
+        confidence: list[float] = []
         for slot in range(self.proposals):
+            confidence.append(confidence_after(state))
             token = self.choose(state, start + slot)
             if slot == right:
                 wrong = (token + 1) % self.num_tokens
@@ -271,7 +283,85 @@ class FakeDraft:
                 token = self.num_tokens
             made.append(token)
             state = fold(state, token)
-        return {Role.PROPOSALS: np.array([made], dtype=np.int64)}
+        return {
+            Role.PROPOSALS: np.array([made], dtype=np.int64),
+            Role.CONFIDENCE: np.array([confidence], dtype=np.float32),
+        }
+
+
+@dataclass
+class FakeTokenDraft:
+    """A language model that proposes token by token, like `FakeDraft` by its plan.
+
+    A call begins a round unless it goes on with the proposal of the call before.
+    """
+
+    choose: Chooser
+    plan: Sequence[int]
+    proposals: int
+    num_tokens: int
+    capacity: int
+    max_position: int
+    max_rows: int
+    outputs: Outputs
+    truth: Sequence[int] | None = None
+    junk: bool = False
+    log_rows: int = 0
+    slots: int = 1
+    batch_size: int = 1
+    tokens: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    rounds: int = 0
+    made: list[int] = field(default_factory=list)  # by the round so far
+    calls: list[tuple[int, int, tuple[Role, ...]]] = field(default_factory=list)
+
+    def run(
+        self, inputs: Mapping[Role, Array], outputs: Sequence[Role], *, slot: int = 0
+    ) -> dict[Role, Array]:
+        assert slot == 0
+        assert set(inputs) == {Role.TOKEN_IDS, Role.CACHE_LENGTH, Role.LOGIT_ROWS}
+        assert all(array.dtype == np.int64 for array in inputs.values())
+        (ids,) = inputs[Role.TOKEN_IDS].tolist()
+        (length,) = inputs[Role.CACHE_LENGTH].tolist()
+        rows = inputs[Role.LOGIT_ROWS].tolist()
+        assert rows
+        assert all(0 <= row < len(ids) for row in rows)
+        assert 1 <= len(ids) <= self.max_rows
+        assert 0 <= length <= len(self.tokens), "rows that were never written are counted as valid"
+        assert length + len(ids) <= self.capacity
+        goes_on = length == len(self.tokens) and ids == self.made[-1:]
+        self.outputs.spoil()
+        self.calls.append((length, len(ids), tuple(outputs)))
+        del self.tokens[length:], self.states[length:]
+        for token in ids:
+            self.tokens.append(token)
+            self.states.append(fold(self.states[-1] if self.states else 0, token))
+        if not goes_on:
+            self.made = []
+            if self.truth is not None:
+                known = list(self.truth[: len(self.tokens)])
+                assert self.tokens == known, "not what was committed"
+        if not outputs:
+            return {}
+        assert rows == list(range(len(ids)))
+        found = np.zeros((1, len(ids)), dtype=np.int64)
+        found[0, -1] = self._next()
+        return self.outputs.hand_out(outputs, {Role.PROPOSALS: found})
+
+    def _next(self) -> int:
+        place = len(self.tokens) - 1
+        if not self.made:
+            assert place + self.proposals <= self.max_position, "past the draft's last position"
+            self.rounds += 1
+        right = self.plan[(self.rounds - 1) % len(self.plan)]
+        token = self.choose(self.states[-1], place)
+        if len(self.made) == right:
+            wrong = (token + 1) % self.num_tokens
+            token = (self.num_tokens, -1)[self.rounds % 2] if self.junk else wrong
+        elif len(self.made) > right and self.junk:
+            token = self.num_tokens
+        self.made.append(token)
+        return token
 
 
 class Slots:
@@ -312,7 +402,10 @@ class Slots:
                 rows = own[Role.FEATURES].shape[1] + fake.proposals
                 assert length + rows <= fake.capacity, "no room for rows that nobody reads"
                 del fake.tokens[length:], fake.states[length:]  # garbage from here on
-                made = {Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64)}
+                made = {
+                    Role.PROPOSALS: np.zeros((1, fake.proposals), np.int64),
+                    Role.CONFIDENCE: np.full((1, fake.proposals), np.nan, np.float32),
+                }
             else:
                 made = fake.run(own, outputs)
             parts.append({role: array.copy() for role, array in made.items()})
@@ -334,8 +427,10 @@ class ExecutableRounds:
         proposals: int,
         num_tokens: int,
         proposer: Proposer = PROPOSERS["dspark"],
+        confidence: bool = False,
     ) -> None:
         self.target, self.draft, self.proposer = target, draft, proposer
+        self.confidence = confidence
         self.proposals, self.num_tokens = proposals, num_tokens
         self.taps: Array | None = None
         self.ran: list[int] = []
@@ -347,23 +442,17 @@ class ExecutableRounds:
         assert following.shape == (max(features, 1),)
         self.ran.append(features)
         anchor = following[-1]
-        made = np.empty(0, dtype=np.int64)
+        made, scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         if features:
             assert self.draft is not None
-            made = self.draft.run(
-                {
-                    Role.FEATURES: self.features(features),
-                    self.proposer.role: self.proposer.tokens(following.tolist()),
-                    Role.CACHE_LENGTH: np.array([draft_length]),
-                },
-                (Role.PROPOSALS,),
-            )[Role.PROPOSALS][0].copy()
+            made, scores = self._draft(following, features, draft_length)
         rest = np.zeros(self.proposals - len(made), dtype=np.int64)
         valid = np.clip(made, 0, self.num_tokens - 1)
         ids = np.concatenate([[anchor], valid, rest])
         if self.target.log_rows and not features:
             ids = ids[:1]  # the engine pads: of a target with states, only final rows are told
-        outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if features else ()))
+        tapped = features and self.proposer.reads_states
+        outputs = (Role.LOGITS, *((Role.HIDDEN_TAP,) if tapped else ()))
         inputs = {
             Role.TOKEN_IDS: ids[None],
             Role.CACHE_LENGTH: np.array([start]),
@@ -375,7 +464,41 @@ class ExecutableRounds:
         else:
             assert not replay, "there is nothing to replay"
         results = self.target.run(inputs, outputs)
-        return GreedyRound(made, results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1))
+        chosen = results[Role.LOGITS][0, :, : self.num_tokens].argmax(axis=-1)
+        return GreedyRound(made, chosen, scores)
+
+    def _draft(self, following: Array, features: int, length: int) -> tuple[Array, Array]:
+        """All proposals of the draft, and how sure it is of them."""
+        assert self.draft is not None
+        if self.proposer.reads_states:
+            asked = (Role.PROPOSALS, *((Role.CONFIDENCE,) if self.confidence else ()))
+            found = self.draft.run(
+                {
+                    Role.FEATURES: self.features(features),
+                    self.proposer.role: self.proposer.tokens(following.tolist()),
+                    Role.CACHE_LENGTH: np.array([length]),
+                },
+                asked,
+            )
+            none = np.empty(0, dtype=np.float32)
+            scores = found[Role.CONFIDENCE][0].copy() if self.confidence else none
+            return found[Role.PROPOSALS][0].copy(), scores
+        assert features <= 2, "more new tokens than the anchor and a last proposal"
+        made: list[int] = []
+        tokens = following.tolist()
+        while len(made) < self.proposals:
+            found = self.draft.run(
+                {
+                    self.proposer.role: self.proposer.tokens(tokens),
+                    Role.CACHE_LENGTH: np.array([length]),
+                    Role.LOGIT_ROWS: np.arange(len(tokens)),
+                },
+                (Role.PROPOSALS,),
+            )
+            length += len(tokens)
+            tokens = found[Role.PROPOSALS][0, -1:].tolist()
+            made += tokens
+        return np.array(made, dtype=np.int64), np.empty(0, dtype=np.float32)
 
     def features(self, rows: int) -> Array:
         assert self.taps is not None
@@ -401,11 +524,11 @@ class Watched:
 class FakeEngine:
     """A target, and perhaps a draft, as an engine."""
 
-    def __init__(self, target: FakeTarget, draft: FakeDraft | None) -> None:
+    def __init__(self, target: FakeTarget, draft: FakeDraft | FakeTokenDraft | None) -> None:
         self.target, self.draft = target, draft
         self.closed = 0
 
-    def entry(self, name: str) -> FakeTarget | FakeDraft:
+    def entry(self, name: str) -> FakeTarget | FakeDraft | FakeTokenDraft:
         found = {"target": self.target, "draft": self.draft}[name]
         assert found is not None
         return found
@@ -427,7 +550,7 @@ class Pair:
         return self.engine.target
 
     @property
-    def draft(self) -> FakeDraft:
+    def draft(self) -> FakeDraft | FakeTokenDraft:
         assert self.engine.draft is not None
         return self.engine.draft
 
@@ -451,6 +574,7 @@ def make_pair(
     log_rows: int = 0,
     method: str = "dspark",
     logits: Callable[[int], Array] | None = None,
+    confidence: bool = False,
 ) -> Pair:
     """A fake pair; `plan=None` leaves the draft out, ``logits` replace `choose`."""
     if logits is not None:
@@ -467,10 +591,11 @@ def make_pair(
         log_rows=log_rows,
         logits=logits,
     )
-    draft = info = None
+    draft: FakeDraft | FakeTokenDraft | None = None
+    info = None
     if plan is not None:
-        info = DraftInfo(proposals, proposals, draft_positions, method)
-        draft = FakeDraft(
+        info = DraftInfo(proposals, proposals, draft_positions, method, confidence)
+        common = (
             choose,
             plan,
             proposals,
@@ -481,8 +606,12 @@ def make_pair(
             outputs,
             truth,
             junk,
-            chain=PROPOSERS[method].role is Role.NEXT_TOKEN_IDS,
         )
+        if PROPOSERS[method].reads_states:
+            is_chain = PROPOSERS[method].role is Role.NEXT_TOKEN_IDS
+            draft = FakeDraft(*common, chain=is_chain)
+        else:
+            draft = FakeTokenDraft(*common)
     length = capacity if max_model_len is None else max_model_len
     model = ModelInfo(
         vocab_size=vocab_size,
@@ -499,10 +628,12 @@ def make_pair(
 
 def on_device(pair: Pair) -> tuple[Pair, ExecutableRounds]:
     """The same pair with rounds on the device."""
-    proposals = pair.model.draft.num_speculative_tokens if pair.model.draft else 0
+    info = pair.model.draft
+    proposals = info.num_speculative_tokens if info else 0
     target, draft = pair.engine.target, pair.engine.draft
-    proposer = PROPOSERS[pair.model.draft.method if pair.model.draft else "dspark"]
-    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer)
+    proposer = PROPOSERS[info.method if info else "dspark"]
+    tells = info is not None and info.tells_confidence
+    rounds = ExecutableRounds(target, draft, proposals, pair.model.num_tokens, proposer, tells)
     watched = Watched(target, rounds, proposals)
     chunk = pair.model.prefill_chunk
     session = Session(watched, draft, prefill_chunk=chunk, rounds=rounds, proposer=proposer)

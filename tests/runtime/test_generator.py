@@ -24,6 +24,8 @@ from edgecc.backends.runtime import (
     SpeculationWarning,
     Tokenizer,
 )
+from edgecc.backends.runtime.proposer import PROPOSERS
+from edgecc.backends.runtime.stats import CAUSES, OTHER_CAUSES
 from edgecc.errors import RequestError
 
 from .fakes import FakeEngine, Pair, by_hash, by_script, make_pair
@@ -479,6 +481,15 @@ def test_a_draft_that_is_never_right_is_reported_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert generator.generate(**asked | {"max_new_tokens": 200}).stats.warnings == []
+
+
+@pytest.mark.parametrize("method", PROPOSERS)
+def test_every_kind_of_draft_is_watched(method: str) -> None:
+    generator, _ = make(plan=[0], method=method)
+    with pytest.warns(SpeculationWarning) as caught:
+        generator.generate(token_ids=PROMPT, ignore_eos=True, max_new_tokens=70)
+    causes = CAUSES.get(method, OTHER_CAUSES)
+    assert [str(w.message).partition("Likely causes: ")[2] for w in caught] == [causes.none]
 
 
 def test_a_draft_that_is_always_right_is_reported() -> None:

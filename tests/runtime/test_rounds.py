@@ -37,7 +37,7 @@ def facts(rounds: list[Round]) -> list[tuple[object, ...]]:
     st.sets(st.integers(0, NUM_TOKENS - 1), max_size=3),
     st.integers(8, 12),
     st.booleans(),
-    st.sampled_from(["dspark", "eagle3"]),
+    st.sampled_from(["dspark", "eagle3", "draft_model"]),
     st.sampled_from([0, 8]),
 )
 def test_rounds_on_the_device_do_what_two_calls_do(
@@ -106,12 +106,12 @@ def test_a_plain_step_after_rounds_takes_features_back():
     tokens = continue_greedily([1, 2, 3], 12, by_hash(37))
     session.push(tokens[0])
     proposals, chosen = session.round(7, features=True)
-    assert proposals[:2] == tokens[1:3]
+    assert proposals.tokens[:2] == tokens[1:3]
     session.commit(2, chosen[2])
     logits = session.run(session.verify([], features=True))
     session.commit(0, int(logits[0, :37].argmax()))
     assert session.tokens == [1, 2, 3, *tokens[:5]]
-    assert session.run(session.propose())[:2] == tokens[5:7]
+    assert session.run(session.propose()).tokens[:2] == tokens[5:7]
 
 
 @pytest.mark.parametrize("token", [-1, NUM_TOKENS])
@@ -137,7 +137,7 @@ def test_a_round_whose_proposals_are_not_looked_at():
     session.push(tokens[0])
     for after in tokens[1:]:
         proposals, chosen = session.round(0, features=True)
-        assert (proposals, chosen) == ([], [after])
+        assert (proposals.tokens, chosen) == ([], [after])
         session.commit(0, chosen[0])
         assert session.replay == 1
 

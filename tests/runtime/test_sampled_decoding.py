@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +16,16 @@ from edgecc.backends.base import Role
 from edgecc.backends.runtime import PlainDecoder, Round, SpeculativeDecoder, Stats
 from edgecc.backends.runtime.sampling import SamplingParams, token_logprobs
 from edgecc.errors import BackendError
-from helpers.chi_square import chi_square_limit
+from helpers.chi_square import check_counts
 
 from .fakes import Pair, fold, make_pair, on_device, random_logits
 from .sampling import reference
+from .sampling.enumeration import Prefix, continuations, ended
 
 NUM_TOKENS = 7
 LOGITS = random_logits(NUM_TOKENS)
+PROMPT = [3, 1]
+WARM = SamplingParams(temperature=0.8, top_k=4, seed=0)
 
 PARAMS = st.builds(
     SamplingParams,
@@ -115,30 +118,35 @@ def test_log_probabilities_of_each_token(params, wanted):
     assert found == expected
 
 
+def sample(texts: int, length: int, wanted: int, stops: tuple[int, ...] = ()) -> Counter[Prefix]:
+    """Texts of as many seeds, of `PROMPT` at a temperature and among the best tokens."""
+    pair = sampling_pair(plan=[7, 1, 0])
+    seeds = (replace(WARM, seed=seed) for seed in range(texts))
+    return Counter(
+        tuple(text(decode(pair, PROMPT, length, seeded, wanted, stops))) for seeded in seeds
+    )
+
+
+def share_of(prefix: Prefix) -> np.ndarray:
+    """Probabilities of the next token, by definition."""
+    row = row_after([*PROMPT, *prefix]).tolist()
+    return reference.probabilities(row, WARM)
+
+
 @pytest.mark.parametrize("wanted", [0, 3])
 def test_texts_have_the_targets_distribution(wanted):
     """Chi-square of the first three tokens over 800 seeds, with the rare texts together."""
-    params = SamplingParams(temperature=0.8, top_k=4, seed=0)
-    prompt, seeds = [3, 1], 800
-    pair = sampling_pair(plan=[7, 1, 0])
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(seeds):
-        seeded = SamplingParams(temperature=0.8, top_k=4, seed=seed)
-        counts[tuple(text(decode(pair, prompt, 3, seeded, wanted)))] += 1
-    expected = {}
-    for answer in itertools.product(range(NUM_TOKENS), repeat=3):
-        share = 1.0
-        for place, token in enumerate(answer):
-            row = row_after([*prompt, *answer[:place]]).tolist()
-            share *= reference.probabilities(row, params)[token]
-        if share:
-            expected[answer] = share * seeds
-    assert set(counts) <= set(expected)
-    common = [answer for answer, number in expected.items() if number >= 8]
-    groups = [(counts[answer], expected[answer]) for answer in common]
-    groups.append((seeds - sum(c for c, _ in groups), seeds - sum(e for _, e in groups)))
-    statistic = sum((found - number) ** 2 / number for found, number in groups)
-    assert statistic < chi_square_limit(len(groups) - 1)
+    check_counts(sample(800, 3, wanted), continuations(share_of, (), 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [0, 3], ids=["plain", "speculative"])
+def test_many_texts_with_stops_and_a_limit(wanted):
+    """100,000 tokens of the decoder, where rounds end at a stop token or at the length."""
+    counts = sample(35_000, 4, wanted, stops=(2,))
+    assert sum(map(len, counts.elements())) > 100_000
+    assert len({len(answer) for answer in counts}) == 4
+    check_counts(counts, ended(continuations(share_of, (), 4), stop=2))
 
 
 def test_proposals_are_accepted_as_often_as_the_target_chooses_them():

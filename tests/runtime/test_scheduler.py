@@ -30,6 +30,7 @@ class Wanted:
     prompt: tuple[int, ...]
     count: int
     proposals: int  # 0: plain
+    threshold: float
     stops: frozenset[int]
     joins: int
     leaves: int  # steps after joining; more than it needs: never
@@ -40,6 +41,7 @@ WANTED = st.builds(
     prompt=st.lists(st.integers(0, NUM_TOKENS - 1), min_size=1, max_size=30).map(tuple),
     count=st.integers(0, 30),
     proposals=st.integers(0, 7),
+    threshold=st.sampled_from([0.0, 0.0, 0.3, 0.6, 1.0]),
     stops=st.frozensets(st.integers(0, NUM_TOKENS - 1), max_size=1),
     joins=st.integers(0, 12),
     leaves=st.sampled_from([1, 2, 3, 5, 99, 99, 99, 99]),
@@ -65,7 +67,13 @@ def decoder(session: Session, pair: Pair, wanted: Wanted) -> Decoder:
     if not wanted.proposals:
         return PlainDecoder(session, pair.model)
     assert pair.model.draft is not None
-    return SpeculativeDecoder(session, pair.model, pair.model.draft, wanted.proposals)
+    return SpeculativeDecoder(
+        session,
+        pair.model,
+        pair.model.draft,
+        wanted.proposals,
+        confidence_threshold=wanted.threshold,
+    )
 
 
 class Together:
@@ -161,11 +169,11 @@ def test_in_any_order_each_is_what_it_is_alone(
 
 
 def plain(prompt: Sequence[int], count: int = 12) -> Wanted:
-    return Wanted(tuple(prompt), count, 0, frozenset(), 0, 99)
+    return Wanted(tuple(prompt), count, 0, 0.0, frozenset(), 0, 99)
 
 
 def speculative(prompt: Sequence[int], count: int = 12) -> Wanted:
-    return Wanted(tuple(prompt), count, 7, frozenset(), 0, 99)
+    return Wanted(tuple(prompt), count, 7, 0.0, frozenset(), 0, 99)
 
 
 OPTIONS: dict[str, Any] = {"capacity": 64, "prefill_chunk": 8, "plan": [2]}
@@ -234,17 +242,74 @@ def test_a_gap_takes_part() -> None:
     assert together.target.sizes == [3]
 
 
-@pytest.mark.parametrize("method", ["dspark", "eagle3"])
-def test_a_sequence_between_two_others_keeps_what_it_wrote(method: str) -> None:
-    """Draft calls of 3, 5, 3 and 5 rows: the third's is made first and lies in that of the others.
+PLANS = {"dspark": [2, 4, 0, 7], "eagle3": [2, 4, 1, 7]}
+"""Proposals that are accepted in each slot; one more feature is new then."""
 
-    What it does there must not be written over its newest rows.
-    """
+
+def with_plans(method: str, plans: Sequence[int]) -> tuple[Together, dict[str, Any]]:
     options: dict[str, Any] = {"capacity": 160, "prefill_chunk": 64, "method": method}
     together = Together(options | {"plan": [0]}, 4, 4)
-    plans = [2, 4, 2, 4]  # that many proposals are accepted, and one more row is new
     for pair, plan in zip(together.pairs, plans, strict=True):
         pair.draft.plan = [plan]
+    return together, options
+
+
+@pytest.mark.parametrize("method", PLANS)
+def test_drafts_with_other_numbers_of_new_features_are_called_together(method: str) -> None:
+    """Those with fewer get features once more in front, as long as there are any."""
+    together, _ = with_plans(method, PLANS[method])
+    for length in (60, 20, 2, 30):
+        together.join(speculative([1] * length, 70))
+    for _ in range(9):
+        together.step()
+    together.draft.sizes.clear()
+    before = [len(pair.draft.tokens) for pair in together.pairs]
+    together.step()
+    assert together.draft.sizes == [4]
+    after = [len(pair.draft.tokens) for pair in together.pairs]
+    new = [b - a for a, b in zip(before, after, strict=True)]
+    assert new == [plan + 1 for plan in PLANS[method]]
+
+
+def test_a_chain_with_one_new_feature_is_called_with_others_of_one() -> None:
+    """A kernel for a single row may have other bits, so what is alone with one row stays so."""
+    together, _ = with_plans("eagle3", [0, 2, 0, 4])
+    for length in (60, 20, 20, 30):
+        together.join(speculative([1] * length, 70))
+    for _ in range(9):
+        together.step()
+    together.draft.sizes.clear()
+    together.step()
+    # Slots 0 and 2 with that between them, which then goes on with slot 3.
+    assert sorted(together.draft.sizes) == [3, 3]
+
+
+def test_the_first_draft_call_of_a_prompt_is_made_apart() -> None:
+    """It has more new features than others have kept: nobody is padded to that, nor computes it."""
+    together, options = with_plans("dspark", [1, 1, 1, 1])
+    wanted = [speculative([1] * length, 20) for length in (4, 4, 60)]
+    tickets = [together.join(item) for item in wanted]
+    sizes: list[list[int]] = []
+    while len(together.ended) < 3:
+        together.draft.sizes.clear()
+        together.step()
+        sizes.append(sorted(together.draft.sizes))
+    assert [1, 2] in sizes  # the round after the long prompt
+    assert [3] in sizes
+    for ticket, item in zip(tickets, wanted, strict=True):
+        assert facts(together.made[ticket]) == facts(alone(options | {"plan": [1]}, item))
+
+
+@pytest.mark.parametrize(
+    ("method", "plans"),
+    [(method, plans) for method in PLANS for plans in ([2, 4, 2, 4], [0, 4, 0, 4])],
+)
+def test_a_sequence_between_two_others_keeps_what_it_wrote(method: str, plans: list[int]) -> None:
+    """A slot whose call is made first and lies in that of two others, or is one of theirs.
+
+    What the others' call does there must not be written over its newest rows.
+    """
+    together, options = with_plans(method, plans)
     wanted = [speculative([1] * length, 40) for length in (60, 2, 1, 60)]
     tickets = [together.join(item) for item in wanted]
     while len(together.ended) < 4:

@@ -36,7 +36,7 @@ class SessionMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 9),
         proposals=st.integers(1, 7),
         log_rows=st.sampled_from([0, 1, 4, 8]),
-        method=st.sampled_from(["dspark", "mtp"]),
+        method=st.sampled_from(["dspark", "mtp", "draft_model"]),
     )
     def make(self, chunk: int, proposals: int, log_rows: int, method: str) -> None:
         self.pair = make_pair(
@@ -68,14 +68,25 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens and self.features and not self.proposed)
     @rule()
     def propose(self) -> None:
-        proposals = self.session.run(self.session.propose())
-        assert len(proposals) == self.pair.draft.proposals
+        count = self.pair.draft.proposals
+        proposals = self.session.run(self.session.propose(count)).tokens
+        assert len(proposals) == count
         assert self.session.pending == 0
+        if self.session.draft_rows > self.session.draft_length:
+            assert self.session.draft_rows == self.session.start + count
+        self.drafted = proposals
         self.proposed = True
 
     @precondition(lambda self: self.tokens and self.session.room >= 0)
-    @rule(proposals=st.lists(TOKEN, max_size=7), features=st.booleans(), data=st.data())
-    def step(self, proposals: list[int], features: bool, data: st.DataObject) -> None:
+    @rule(
+        proposals=st.lists(TOKEN, max_size=7),
+        drafted=st.integers(0, 7),
+        features=st.booleans(),
+        data=st.data(),
+    )
+    def step(self, proposals: list[int], drafted: int, features: bool, data: st.DataObject) -> None:
+        if self.proposed:
+            proposals = [*self.drafted[:drafted], *proposals]
         proposals = proposals[: self.session.room]
         features = features and self.features
         accepted = data.draw(st.integers(0, len(proposals)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import pytest
 import edgecc
 from edgecc.backends.runtime import Generator
 from helpers.goldens import DRAFT, TARGET
+from helpers.serving import serving
 
 if TYPE_CHECKING:
     from edgecc.backends.server import Server
@@ -34,30 +33,6 @@ def loaded(bundle: Path) -> Iterator[Generator]:
     """One generator for all: each server holds it only while it runs."""
     with edgecc.load(bundle, num_threads=1) as generator:
         yield generator
-
-
-@contextmanager
-def serving(generator: Generator, **options: Any) -> Iterator[Server]:
-    """A server that listens at a free port."""
-    from edgecc.backends.server import Server, ServerOptions, bind
-
-    started = threading.Event()
-    server = Server(
-        generator,
-        ServerOptions(model_name="tiny", **options),
-        bind("127.0.0.1", 0),
-        on_start=lambda url: started.set(),
-        shutdown_timeout_s=10,
-    )
-    thread = threading.Thread(target=server.serve_until_told, daemon=True)
-    thread.start()
-    try:
-        assert started.wait(30)
-        yield server
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,32 @@ def test_a_stream_adds_up_to_the_answer(client: Any) -> None:
     assert 0 < whole.usage.accepted_tokens <= whole.usage.draft_tokens
 
 
+def test_events_tell_of_their_rounds(client: Any) -> None:
+    stream = {"include_usage": True, "include_rounds": True}
+    options = {"n": 2, "temperature": 1, "seed": 3, "stop": "zz", "stream": True}
+    *events, last = list(complete(client, **options, stream_options=stream))
+    rounds = [event.choices[0].edgecc for event in events]
+
+    for name in ("completion_tokens", "draft_tokens", "accepted_tokens"):
+        assert sum(told[name] for told in rounds) == getattr(last.usage, name)
+    assert any(told["completion_tokens"] > 1 for told in rounds)
+    for told in rounds:
+        assert told["accepted_tokens"] <= told["draft_tokens"]
+        assert bool(told["drafts"]) == bool(told["draft_tokens"])
+    without = complete(client, **options)
+    assert not any(hasattr(event.choices[0], "edgecc") for event in without)
+
+
+def test_a_confidence_threshold_changes_what_is_verified(client: Any, server: Server) -> None:
+    name = 'edgecc_spec_decode_num_withheld_tokens_total{model_name="tiny"}'
+    everything = complete(client)
+    before = _metrics(server).get(name, 0)
+    sure = complete(client, extra_body={"confidence_threshold": 0.5})
+    assert sure.choices[0].text == everything.choices[0].text
+    assert 0 < sure.usage.draft_tokens < everything.usage.draft_tokens
+    assert _metrics(server)[name] > before
+
+
 def test_speculation_is_chosen_by_request_and_changes_no_text(client: Any) -> None:
     alone = complete(client, extra_body={"disable_spec_decode": True})
     one = complete(client, extra_body={"num_speculative_tokens": 1})
@@ -183,10 +209,13 @@ BAD: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "n": 100}, "server/too-many-choices"),
     ({"prompt": "a", "stop": ""}, "request/bad-stop"),
     ({"prompt": "a", "num_speculative_tokens": 99}, "request/bad-num-speculative-tokens"),
+    ({"prompt": "a", "confidence_threshold": 2}, "request/bad-confidence-threshold"),
+    ({"prompt": "a", "confidence_threshold": "high"}, "server/bad-field"),
     ({"prompt": [10**9]}, "request/token-out-of-range"),
     ({"prompt": "\ud800"}, "request/not-unicode"),
     ({"prompt": "a", "suffix": "b"}, "server/unsupported-field"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, "server/unsupported-field"),
+    ({"prompt": "a", "response_format": {"type": "xml"}}, "server/bad-field"),
+    ({"prompt": "a", "guided_json": {}}, "server/unsupported-field"),
     ([], "server/bad-field"),
 ]
 

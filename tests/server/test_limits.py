@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import pytest
+
+from edgecc.backends.runtime import Generator
+from edgecc.backends.runtime.stats import CAUSES, AcceptanceMonitor
 
 httpx = pytest.importorskip("httpx")
 
@@ -53,6 +57,19 @@ def test_unknown_fields_of_a_strict_server(serve: Any) -> None:
     assert refused.json()["error"]["param"] == "bogus"
 
 
+def test_a_confidence_threshold_for_all_requests(serve: Any) -> None:
+    """A request may have another one, or none."""
+    body = {"prompt": "def f(x):", "max_tokens": 24, "temperature": 0}
+    with serve(confidence_threshold=1.0) as server:
+        url = f"{server.url}/v1/completions"
+        own = [{}, {"confidence_threshold": 0}, {"confidence_threshold": 0.5}]
+        none, everything, some = (httpx.post(url, json=body | o).json() for o in own)
+
+    assert none["choices"] == everything["choices"] == some["choices"]
+    counts = [a["usage"]["draft_tokens"] for a in (none, some, everything)]
+    assert counts[0] == 0 < counts[1] < counts[2]
+
+
 def test_a_full_queue(serve: Any) -> None:
     with serve(max_queued_requests=1) as server:
         url = f"{server.url}/v1/completions"
@@ -96,3 +113,24 @@ def test_what_is_under_way_is_completed_at_the_end(serve: Any) -> None:
 
     assert "data: [DONE]" in got
     assert not server.service.engine.ready
+
+
+def test_a_draft_that_is_never_right_is_logged_once(
+    serve: Any,
+    loaded: Generator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What Python's warnings tell is lost in a server."""
+    monkeypatch.setattr(AcceptanceMonitor, "NONE_LIMIT", 1)
+    monkeypatch.setattr(loaded, "_monitor", AcceptanceMonitor(CAUSES["dspark"]))
+    with serve() as server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            body = {"prompt": "9 8 x", "max_tokens": 48, "temperature": 1.5, "seed": 3}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body | {"ignore_eos": True})
+            assert answer.status_code == 200
+    logged = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(logged) == 1
+    assert "no proposed token was accepted" in logged[0]
+    assert CAUSES["dspark"].none in logged[0]

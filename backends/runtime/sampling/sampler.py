@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from edgecc.backends.base import FloatArray, IntArray
+from edgecc.backends.runtime.grammar import Constraint
 from edgecc.backends.runtime.sampling.distribution import (
     Distribution,
     Doubles,
@@ -16,7 +19,7 @@ from edgecc.backends.runtime.sampling.logprobs import TokenLogprobs, token_logpr
 from edgecc.backends.runtime.sampling.params import SamplingParams
 from edgecc.backends.runtime.sampling.penalties import LogitChanges
 from edgecc.backends.runtime.sampling.streams import Purpose, RandomStream
-from edgecc.errors import InternalError
+from edgecc.errors import InternalError, RequestError
 
 
 class Sampler:
@@ -32,10 +35,15 @@ class Sampler:
         params: How to choose; with a seed, unless greedy.
         prompt: Ids of the prompt.
         num_tokens: Ids from here on are padding rows and are never chosen.
+        constraint: What the text must follow, if it must; told each token that is chosen.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int] | IntArray, num_tokens: int
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int] | IntArray,
+        num_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
         if not params.greedy and params.seed is None:
             raise InternalError("runtime/no-seed", "sampling needs a seed")
@@ -45,12 +53,28 @@ class Sampler:
         self._stream = RandomStream(params.seed or 0)
         changes = bool(params.logit_bias) or params.penalizes
         self._changes = LogitChanges(params, prompt, num_tokens) if changes else None
+        self._constraint = constraint
         self._logprobs: list[TokenLogprobs] = []
 
     @property
     def needs_logits(self) -> bool:
         """Whether the token with the target's largest logit is not all that is asked for."""
-        return self.params.needs_logits
+        return self.params.needs_logits or self._constraint is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can be added to the text that is chosen so far."""
+        return self._constraint is not None and self._constraint.finished
+
+    def possible(self, proposals: tuple[int, ...]) -> tuple[int, ...]:
+        """The proposals before the first that will not be chosen, whatever the logits are.
+
+        Args:
+            proposals: Tokens that may follow those chosen so far.
+        """
+        if self._constraint is None:
+            return proposals
+        return proposals[: self._constraint.count_allowed(proposals)]
 
     def choose(self, row: FloatArray) -> int:
         """The next token. Each call commits it: rows come in order, each token once.
@@ -60,17 +84,21 @@ class Sampler:
 
         Raises:
             BackendError: The row has a NaN, or no probabilities follow from it.
+            RequestError: A bias bans each token that the grammar allows, or the grammar turns out
+                to be too complex.
         """
         token = best_token(row, self._num_tokens)
         if not self.needs_logits:
             return token
         logits = row[: self._num_tokens]
-        if self._changes is not None or not self.params.greedy:
+        if self._constraint is not None or self._changes is not None or not self.params.greedy:
             token = self._choose(logits)
         if self.params.logprobs is not None:
             self._logprobs.append(token_logprobs(logits, token, self.params.logprobs))
         if self._changes is not None:
             self._changes.add(token)
+        if self._constraint is not None:
+            self._constraint.advance(token)
         self._position += 1
         return token
 
@@ -84,7 +112,17 @@ class Sampler:
         return taken
 
     def _changed(self, logits: FloatArray) -> FloatArray | Doubles:
-        return logits if self._changes is None else self._changes.apply(logits)
+        changed = logits if self._changes is None else self._changes.apply(logits)
+        if self._constraint is None:
+            return changed
+        masked = np.where(self._constraint.allowed, changed, -np.inf)
+        if self._changes is not None and masked.max() == -np.inf:
+            raise RequestError(
+                "grammar/all-banned",
+                "logit_bias bans each token that the grammar allows",
+                help="leave one of them out, or the grammar",
+            )
+        return masked
 
     def _choose(self, logits: FloatArray) -> int:
         if self.params.greedy:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +17,7 @@ from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
-    from edgecc.backends.cache import CacheKey, Store
-    from edgecc.backends.cache.store import Found
+    from edgecc.backends.cache.pruning import Found, Shelf
 
 _MAX_DAYS = 100_000
 
@@ -39,16 +39,17 @@ def command() -> None:
 @json_option
 @common
 def ls(console: Console, cache_dir: str | None, as_json: bool) -> int:
-    """List the entries of the cache, the one used last at the end."""
+    """List engines and bundles of the cache, the one used last at the end."""
     from edgecc.backends.cache import format_size
 
-    store = _store(cache_dir)
-    with _readable(store):
-        found = store.scan()
+    directory, shelves = _open(cache_dir)
+    with _readable(directory):
+        found = [item for shelf in shelves for item in shelf.scan()]
+    found.sort(key=lambda item: (item.used_ns, item.path.name))
     total = sum(item.bytes for item in found)
     if as_json:
         entries = [_facts(item) for item in found]
-        print_json({"directory": str(store.directory), "bytes": total, "entries": entries})
+        print_json({"directory": str(directory), "bytes": total, "entries": entries})
     else:
         for item in found:
             print_text(_row(item) + "\n")
@@ -76,9 +77,11 @@ def prune(
 ) -> int:
     """Remove damaged entries, leftovers of killed processes, and what is old or too much.
 
-    What was not used for longest goes first. Files that are not the cache's own stay.
+    What was not used for longest goes first. Bundles that are served stay, and so do files that
+    are not the cache's own.
     """
     from edgecc.backends.cache import DEFAULT_MAX_BYTES, format_size, parse_size
+    from edgecc.backends.cache import prune as prune_shelves
 
     if everything and (max_size is not None or older_than is not None):
         raise UsageError("usage/contradiction", "--all leaves nothing to choose from")
@@ -86,17 +89,17 @@ def prune(
         raise UsageError(
             "usage/older-than", f"--older-than {older_than:g} is not between 0 and {_MAX_DAYS} days"
         )
-    store = _store(cache_dir)
+    directory, shelves = _open(cache_dir)
     limit = DEFAULT_MAX_BYTES if max_size is None else parse_size(max_size)
     seconds = None if older_than is None else older_than * 86400
-    with _readable(store):
-        done = store.prune(max_bytes=limit, older_than_s=seconds, everything=everything)
+    with _readable(directory):
+        done = prune_shelves(shelves, max_bytes=limit, older_than_s=seconds, everything=everything)
     for entry in done.removed:
-        console.detail(f"  removed {_title(entry.key)}")
+        console.detail(f"  removed {entry.title}")
     if as_json:
         print_json(
             {
-                "directory": str(store.directory),
+                "directory": str(directory),
                 "removed": [entry.path.name for entry in done.removed],
                 "damaged": done.damaged,
                 "leftovers": done.leftovers,
@@ -120,23 +123,24 @@ def prune(
 @common
 def path(console: Console, cache_dir: str | None) -> int:
     """Print the directory of the cache, whether it exists or not."""
-    print_text(f"{_store(cache_dir).directory}\n")
+    print_text(f"{_open(cache_dir)[0]}\n")
     return console.ok("cache directory")
 
 
-def _store(cache_dir: str | None) -> Store:
-    """The cache of the user.
+def _open(cache_dir: str | None) -> tuple[Path, Sequence[Shelf]]:
+    """The cache of the user: where it is, and what it has.
 
     Raises:
         UsageError: There is no such path.
     """
-    from edgecc.backends.cache import Store, cache_directory
+    from edgecc.backends.cache import BundleStore, Store, cache_directory
 
-    return Store(cache_directory(cache_dir))
+    directory = cache_directory(cache_dir)
+    return directory, (Store(directory), BundleStore(directory))
 
 
 @contextmanager
-def _readable(store: Store) -> Iterator[None]:
+def _readable(directory: Path) -> Iterator[None]:
     """Say which cache it is that cannot be read or changed.
 
     Raises:
@@ -146,39 +150,46 @@ def _readable(store: Store) -> Iterator[None]:
     try:
         yield
     except NotADirectoryError as error:
-        raise UsageError("cache/not-a-folder", f"{store.directory} is no directory") from error
+        raise UsageError("cache/not-a-folder", f"{directory} is no directory") from error
     except OSError as error:
-        where = str(error.filename or store.directory)
+        where = str(error.filename or directory)
         raise ResourceError(
             "cache/unusable", f"the cache cannot be used: {error.strerror}", where=where
         ) from error
 
 
 def _facts(item: Found) -> dict[str, Any]:
+    from edgecc.backends.cache.entry import Entry
+
     facts: dict[str, Any] = {"entry": item.path.name, "bytes": item.bytes, "damage": item.damage}
-    if item.entry is not None:
-        facts["key"] = item.entry.key.to_json()
-        facts["files"] = {name: file.bytes for name, file in item.entry.files.items()}
-        facts["last_used"] = _date(item.entry.used_ns).isoformat(timespec="seconds")
+    facts["in_use"] = item.in_use
+    entry = item.entry
+    if entry is None:
+        return facts
+    if isinstance(entry, Entry):
+        facts["key"] = entry.key.to_json()
+        facts["files"] = {name: file.bytes for name, file in entry.files.items()}
+    else:
+        facts["bundle"] = str(entry.path)
+    facts["last_used"] = _date(entry.used_ns).isoformat(timespec="seconds")
     return facts
 
 
 def _row(item: Found) -> str:
     from edgecc.backends.cache import format_size
+    from edgecc.backends.cache.entry import Entry
     from edgecc.backends.cache.key import shown
 
-    head = f"{item.path.name[:12]}  {format_size(item.bytes):>9}"
-    if item.entry is None:
+    # Of a bundle, the end of the name tells it from others.
+    name = item.path.name.rpartition("-")[2][:12]
+    head = f"{name}  {format_size(item.bytes):>9}"
+    entry = item.entry
+    if entry is None:
         return f"{head}  damaged: {shown(item.damage)}"
-    key = item.entry.key
-    builder = f"{shown(key.builder)} {shown(key.builder_version)}"
-    return f"{head}  {_age(item.entry.used_ns):>12}  {_title(key)}, {builder}"
-
-
-def _title(key: CacheKey) -> str:
-    from edgecc.backends.cache.key import shown
-
-    return f"{shown(key.kind)} {shown(key.name)} for {shown(key.device)}"
+    row = f"{head}  {_age(entry.used_ns):>12}  {entry.title}"
+    if isinstance(entry, Entry):
+        row += f", {shown(entry.key.builder)} {shown(entry.key.builder_version)}"
+    return row + (", in use" if item.in_use else "")
 
 
 def _date(time_ns: int) -> datetime:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecc.cli.options import Command, common, components_option, spec_method_option
+from edgecc.cli.options import (
+    Command,
+    common,
+    components_option,
+    offline_option,
+    spec_method_option,
+)
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.errors import Severity
 
@@ -16,9 +22,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, name="check", short_help="Check a pair by its metadata.")
 @click.argument("target")
-@click.option("--draft", metavar="DIR", help="Draft checkpoint.")
+@click.option("--draft", metavar="DIR|ID", help="Draft checkpoint.")
 @spec_method_option
 @components_option
+@offline_option
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
@@ -28,13 +35,25 @@ def command(
     draft: str | None,
     spec_method: str,
     components: str,
+    offline: bool,
     strict: bool,
     as_json: bool,
 ) -> int:
-    """Check TARGET, alone or with its draft: all findings at once, without reading weights."""
+    """Check TARGET, alone or with its draft: all findings at once, without reading weights.
+
+    TARGET is the folder of a checkpoint, or its id on the model hub, org/name[@revision]: of that,
+    only the headers of the weights are fetched.
+    """
     from edgecc.contract.report import check
 
-    report = check(target, draft, strict=strict, spec_method=spec_method, components=components)
+    report = check(
+        target,
+        draft,
+        strict=strict,
+        spec_method=spec_method,
+        components=components,
+        offline=offline,
+    )
     if as_json:
         print_json(report.as_json())
     else:

@@ -14,6 +14,7 @@ from edgecc.cli.options import (
     Command,
     common,
     components_option,
+    offline_option,
     prompt_lookup_options,
     spec_method_option,
 )
@@ -27,6 +28,7 @@ from edgecc.compile_options import (
     WEIGHTS_CHOICES,
 )
 from edgecc.errors import ResourceError, UnsupportedError, UsageError, did_you_mean
+from edgecc.frontends.spec_methods import method_named
 
 if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine
@@ -40,12 +42,13 @@ SPECULATIVE_KEYS = (
     "prompt_lookup_max",
     "draft_quantization",
 )
+REVISION = "revision"
+"""Of the draft on the hub: the same as `model@revision`."""
 VLLM_KEYS = (
     "draft_tensor_parallel_size",
     "disable_by_batch_size",
     "quantization",
     "max_model_len",
-    "revision",
     "draft_sample_method",
 )
 
@@ -58,7 +61,7 @@ VLLM_KEYS = (
     "--draft-model-dir",
     "--draft-model",
     "draft",
-    metavar="DIR",
+    metavar="DIR|ID",
     help="Draft checkpoint; its missing head and embedding are bound to the target's.",
 )
 @click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
@@ -82,6 +85,7 @@ VLLM_KEYS = (
 )
 @click.option("--force", is_flag=True, help="Also replace a bundle that holds foreign files.")
 @components_option
+@offline_option
 @click.option(
     "--device",
     multiple=True,
@@ -189,7 +193,8 @@ VLLM_KEYS = (
 def command(console: Console, **flags: Any) -> int:
     """Compile TARGET, alone or with --draft, to a bundle directory.
 
-    TARGET is the folder of a checkpoint, or a file of IR text (.eir) that names its checkpoints.
+    TARGET is the folder of a checkpoint, its id on the model hub (org/name[@revision]), or a file
+    of IR text (.eir) that names its checkpoints.
     """
     import edgecc
 
@@ -209,6 +214,7 @@ def command(console: Console, **flags: Any) -> int:
         cache=open_cache(flags, console.finding),
         instruments=print_ir(console, flags),
         check=flags["check"],
+        offline=flags["offline"],
         device=flags["device"] or ("cpu",),
         components=flags["components"],
         weights=flags["weights"],
@@ -296,6 +302,8 @@ def models_of(flags: dict[str, Any]) -> tuple[str, str | None, dict[str, Any]]:
         flag, value = flags[name], config.get(key)
         if flag == "auto":
             flag = None
+        if name == "spec_method":
+            flag, value = (given and method_named(given) for given in (flag, value))
         if flag is not None and value is not None and flag != value:
             raise UsageError(
                 "usage/contradiction",
@@ -325,12 +333,12 @@ def _speculative_config(text: str | None) -> dict[str, Any]:
                 f"{key!r} is known from vLLM, edgecc has no such setting",
                 where=where,
             )
-        if key not in SPECULATIVE_KEYS:
+        if key not in (*SPECULATIVE_KEYS, REVISION):
             raise UsageError(
                 "usage/speculative-config",
                 f"unknown key {key!r}",
                 where=where,
-                help=did_you_mean(key, SPECULATIVE_KEYS),
+                help=did_you_mean(key, (*SPECULATIVE_KEYS, REVISION)),
             )
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
         number = found.get(key, 1)
@@ -340,10 +348,25 @@ def _speculative_config(text: str | None) -> dict[str, Any]:
                 f"{key} is {number!r}, expected a whole number of at least 1",
                 where=where,
             )
-    for key in ("model", "method", "draft_quantization"):
+    for key in ("model", "method", "draft_quantization", REVISION):
         if not isinstance(found.get(key, ""), str):
             raise UsageError("usage/speculative-config", f"{key} must be a string", where=where)
-    return found
+    return _pinned(found, where)
+
+
+def _pinned(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings with the draft's revision in its id."""
+    revision, model = config.pop(REVISION, None), config.get("model")
+    if revision is not None:
+        if model is None or "@" in model:
+            raise UsageError(
+                "usage/speculative-config",
+                f"{REVISION} {revision!r} goes with a model of the hub that has none yet",
+                where=where,
+                help='"model": "org/name"',
+            )
+        config["model"] = f"{model}@{revision}"
+    return config
 
 
 def _json(text: str, where: str) -> dict[str, Any]:

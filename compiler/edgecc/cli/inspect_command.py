@@ -6,20 +6,24 @@ from typing import Any
 
 import click
 
-from edgecc.cli.options import Command, common
+from edgecc.cli.options import Command, common, offline_option
 from edgecc.cli.output import Console, print_json, print_text
 
 
 @click.command(cls=Command, name="inspect", short_help="Show a checkpoint or a bundle.")
 @click.argument("path")
 @click.option("--weights", "show_weights", is_flag=True, help="List every weight.")
+@offline_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
-def command(console: Console, path: str, show_weights: bool, as_json: bool) -> int:
-    """Show what PATH, a checkpoint or a bundle, holds. Reads metadata only."""
+def command(console: Console, path: str, show_weights: bool, offline: bool, as_json: bool) -> int:
+    """Show what PATH, a checkpoint or a bundle, holds. Reads metadata only.
+
+    A checkpoint can also be given by its id on the model hub, org/name[@revision].
+    """
     from edgecc.inspection import inspect_path
 
-    facts = inspect_path(path)
+    facts = inspect_path(path, offline=offline)
     if as_json:
         print_json(facts)
     else:

@@ -8,6 +8,7 @@ from edgecc.cli.options import (
     Command,
     common,
     components_option,
+    offline_option,
     prompt_lookup_options,
     spec_method_option,
 )
@@ -18,7 +19,7 @@ from edgecc.paths import local_path
 @click.command(cls=Command, name="lift", short_help="Write checkpoints as IR text.")
 @click.argument("target", required=False)
 @click.option(
-    "--draft", metavar="DIR", help="Draft checkpoint; alone it lifts with unbound weights."
+    "--draft", metavar="DIR|ID", help="Draft checkpoint; alone it lifts with unbound weights."
 )
 @click.option("-o", "--output", metavar="FILE", help="Default: standard output.")
 @click.option(
@@ -44,6 +45,7 @@ from edgecc.paths import local_path
     help="Most sequences at a time.",
 )
 @components_option
+@offline_option
 @click.option("--locations", is_flag=True, help="Also print where each node comes from.")
 @common
 def command(
@@ -58,9 +60,14 @@ def command(
     prompt_lookup_max: int | None,
     max_batch_size: int,
     components: str,
+    offline: bool,
     locations: bool,
 ) -> int:
-    """Lift TARGET, with --draft or without, to IR text. Reads configs and headers only."""
+    """Lift TARGET, with --draft or without, to IR text. Reads configs and headers only.
+
+    Both are folders, or ids on the model hub, org/name[@revision]: those are fetched into its
+    cache first, because the text names the weights.
+    """
     import edgecc
     from edgecc.ir import print_module
 
@@ -74,6 +81,9 @@ def command(
         prompt_lookup_max=prompt_lookup_max,
         max_batch_size=max_batch_size,
         components=components,
+        offline=offline,
+        tell=console.finding,
+        progress=console.progress(),
     )
     write_text(output, print_module(module, locations=locations))
     nodes = sum(len(g.nodes) for g in module.graphs.values())

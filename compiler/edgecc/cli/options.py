@@ -89,10 +89,19 @@ spec_method_option = click.option(
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="dspark, dflash or eagle3; mtp, the target's own multi-token-prediction block; ngram, "
-    "which looks proposals up in the text so far; auto goes by the tensors of the draft.",
+    help="dspark, dflash or eagle3; draft_model, a small language model; mtp, the target's own "
+    "multi-token-prediction block; ngram, which looks proposals up in the text so far; auto goes "
+    "by the tensors of the draft.",
 )
 """Kind of draft."""
+
+
+confidence_threshold_option = click.option(
+    "--confidence-threshold",
+    type=float,
+    metavar="P",
+    help="Verify no proposal that the draft's confidence head gives less than P, 0 to 1.",
+)
 
 
 def prompt_lookup_options(function: F) -> F:
@@ -107,6 +116,15 @@ def prompt_lookup_options(function: F) -> F:
         function = flag(function)
     return function
 
+
+offline_option = click.option(
+    "--offline",
+    "--local-files-only",
+    "offline",
+    is_flag=True,
+    help="Do not ask the model hub: take what its cache has. HF_HUB_OFFLINE=1 says the same.",
+)
+"""For commands that take ids of the hub."""
 
 components_option = click.option(
     "--components",

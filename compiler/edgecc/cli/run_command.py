@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecc.cli.options import Command, common, num_threads, prompt_lookup_options
+from edgecc.cli.grammar_options import grammar_argument, grammar_flags
+from edgecc.cli.options import (
+    Command,
+    common,
+    confidence_threshold_option,
+    num_threads,
+    prompt_lookup_options,
+)
 from edgecc.cli.output import Console, print_json, print_text
 from edgecc.cli.sampling_options import sampling_arguments, sampling_flags
 from edgecc.errors import EdgeccError, UsageError
@@ -62,8 +69,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Propose fewer where it is faster, by what is measured.",
 )
+@confidence_threshold_option
 @prompt_lookup_options
 @sampling_flags
+@grammar_flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
 @click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
@@ -83,7 +92,7 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
     """
     import edgecc
 
-    prompts = _prompts(flags)
+    prompts, grammar = _prompts(flags), grammar_argument(flags)
     generator = edgecc.load(
         local_path(bundle, "bundle"),
         device=flags["device"],
@@ -99,6 +108,8 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
             "ignore_eos": flags["ignore_eos"],
             "adaptive_speculation": flags["adaptive_speculation"],
             "prompt_lookup": _prompt_lookup(flags),
+            "confidence_threshold": flags["confidence_threshold"],
+            "grammar": grammar,
             **sampling_arguments(generator, flags),
         }
         if len(prompts) == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,17 @@ import click
 from edgecc.backends.bundle_manifest import MANIFEST
 from edgecc.cli.cache_options import cache_dir_option
 from edgecc.cli.compile_command import models_of
-from edgecc.cli.options import Command, common, components_option, num_threads
+from edgecc.cli.options import (
+    Command,
+    common,
+    components_option,
+    confidence_threshold_option,
+    num_threads,
+    offline_option,
+)
 from edgecc.cli.output import Console
 from edgecc.errors import Diagnostic, Severity, UnsupportedError, UsageError
+from edgecc.hub_layout import checkpoint_name
 from edgecc.paths import local_path
 
 if TYPE_CHECKING:
@@ -39,7 +49,7 @@ _COMPILE_FLAGS = (
     "--draft-model-dir",
     "--draft-model",
     "draft",
-    metavar="DIR",
+    metavar="DIR|ID",
     help="Draft checkpoint of a TARGET.",
 )
 @click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
@@ -67,6 +77,7 @@ _COMPILE_FLAGS = (
     help="Most sequences at a time, of a TARGET; default: 1.",
 )
 @components_option
+@offline_option
 @cache_dir_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
@@ -123,8 +134,15 @@ _COMPILE_FLAGS = (
     help="Proposals per round where a request does not say; default: as compiled.",
 )
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
+@confidence_threshold_option
 @click.option(
     "--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."
+)
+@click.option(
+    "--chat-page/--no-chat-page",
+    default=True,
+    show_default=True,
+    help="Serve a page to chat with at /.",
 )
 @click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
 @click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
@@ -139,20 +157,23 @@ _COMPILE_FLAGS = (
 def command(console: Console, source: str, **flags: Any) -> int:
     """Serve BUNDLE with OpenAI's API until a signal ends it.
 
-    The folder of a checkpoint, TARGET, is compiled into the cache first, unless it is there.
+    TARGET, the folder of a checkpoint or its id on the model hub (org/name[@revision]), is compiled
+    into the cache first, unless it is there.
     Requests need a key if EDGECC_API_KEY has some, separated by commas.
     """
     _check_installed()
     import edgecc
     from edgecc.backends.server import Server, bind
+    from edgecc.hub import hub_id
 
-    path = local_path(source, "bundle")
-    options = _options(path, flags)
+    wanted = hub_id(source, "target", console.finding)
+    name = wanted.repository if wanted else checkpoint_name(local_path(source, "bundle"))
+    options = _options(name, flags)
     if not options.api_keys and not _is_local(flags["host"]):
         console.finding(_open_to_all(flags["host"]))
-    with bind(flags["host"], flags["port"]) as listener:
+    with bind(flags["host"], flags["port"]) as listener, _bundle(console, source, flags) as bundle:
         generator = edgecc.load(
-            _bundle(console, path, flags),
+            bundle,
             device=flags["device"],
             num_threads=num_threads(flags["num_threads"]),
             progress=console.progress(),
@@ -171,35 +192,57 @@ def command(console: Console, source: str, **flags: Any) -> int:
     return console.ok("stopped")
 
 
-def _bundle(console: Console, source: Path, flags: dict[str, Any]) -> Path:
+@contextmanager
+def _bundle(console: Console, source: str, flags: dict[str, Any]) -> Iterator[Path]:
     """What to serve: the bundle that was given, or that of a checkpoint, from the cache.
+
+    A bundle of the cache is not pruned while the block runs.
 
     Raises:
         UsageError: A bundle was given, and flags to compile it with.
-        EdgeccError: The checkpoint cannot be compiled.
+        EdgeccError: The checkpoint cannot be had, or not be compiled.
     """
-    if (source / MANIFEST).exists() or not (source / "config.json").exists():
+    from edgecc.hub import checkpoint_folder
+
+    path = checkpoint_folder(  # which of a folder and an id is used has been told
+        source, "target", offline=flags["offline"], progress=console.progress()
+    )
+    if (path / MANIFEST).exists() or not (path / "config.json").exists():
         given = [name for name in _COMPILE_FLAGS if flags[name] is not None]
         if given:
             raise UsageError(
                 "usage/compiled",
-                f"--{given[0].replace('_', '-')} is for checkpoints, and {source} is none",
+                f"--{given[0].replace('_', '-')} is for checkpoints, and {path} is none",
                 help="a bundle has been compiled: leave it out",
             )
-        return source
-    return _compiled(console, source, flags)
+        yield path
+        return
+    with _compiled(console, path, flags) as bundle:
+        yield bundle
 
 
-def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
+def _compiled(
+    console: Console, target: Path, flags: dict[str, Any]
+) -> AbstractContextManager[Path]:
     import edgecc
     from edgecc.backends.cache import ArtifactCache, cache_directory
     from edgecc.bundle_cache import cached_bundle
+    from edgecc.hub import checkpoint_folder
 
     models = {"target": str(target), "model": None, "spec_method": "auto"}
     models |= {"draft_quantization": "auto", "num_speculative_tokens": None}
     models |= {"prompt_lookup_min": None, "prompt_lookup_max": None}
     wanted = flags | models
     _, draft, speculative = models_of(wanted)
+    place = None
+    if draft is not None:
+        place = checkpoint_folder(
+            draft,
+            "draft",
+            offline=flags["offline"],
+            tell=console.finding,
+            progress=console.progress(),
+        )
     options: dict[str, Any] = {
         "device": flags["device"] or "cpu",
         "components": flags["components"],
@@ -210,10 +253,10 @@ def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
     }
 
     def build(out: Path) -> None:
-        console.info(f"compiling {target} to {out}")
+        console.info(f"compiling {target} into the cache at {root}")
         edgecc.compile(
             target,
-            draft,
+            place,
             out=out,
             progress=console.progress(),
             tell=console.finding,
@@ -221,13 +264,19 @@ def _compiled(console: Console, target: Path, flags: dict[str, Any]) -> Path:
             **options,
         )
 
+    def on_wait() -> None:
+        console.info("another process compiles the same bundle: waiting for it")
+
     root = cache_directory(flags["cache_dir"])
-    place = None if draft is None else local_path(draft, "draft")
-    return cached_bundle(root, target, place, options, build)
+    return cached_bundle(root, target, place, options, build, on_wait)
 
 
-def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
+def _options(model_name: str, flags: dict[str, Any]) -> ServerOptions:
     """What the flags and the environment say.
+
+    Args:
+        model_name: Of the model, where no flag says another.
+        flags: Of the command.
 
     Raises:
         UsageError: A value cannot be used.
@@ -241,18 +290,18 @@ def _options(bundle: Path, flags: dict[str, Any]) -> ServerOptions:
             help=f"set the variable {KEY_VARIABLE}",
         )
     name = flags["served_model_name"]
-    if name is None:
-        name = Path(os.path.realpath(bundle)).name
     return ServerOptions(
-        model_name=name,
+        model_name=model_name if name is None else name,
         api_keys=_api_keys(),
         max_queued_requests=flags["max_queued_requests"],
         queue_timeout_s=flags["queue_timeout"],
         max_request_bytes=flags["max_request_bytes"],
         num_speculative_tokens=flags["num_speculative_tokens"],
         speculation=not flags["no_speculation"],
+        confidence_threshold=flags["confidence_threshold"],
         strict=flags["strict"],
         metrics=flags["metrics"],
+        chat_page=flags["chat_page"],
         chat_template=_template(flags["chat_template"]),
     )
 
@@ -287,7 +336,14 @@ def _template(name: str | None) -> str | None:
 
 
 def _check_proposals(generator: Any, options: ServerOptions) -> None:
-    """What is asked for by default must be possible: else each request would fail."""
+    """What is asked for by default must be possible: else each request would fail.
+
+    Raises:
+        UsageError: More proposals than were compiled.
+        RequestError: A confidence threshold that the draft does not have.
+    """
+    from edgecc.backends.runtime.request import check_confidence_threshold, check_lookup
+
     wanted = options.num_speculative_tokens
     draft = generator.model.draft
     most = draft.num_speculative_tokens if draft else 0
@@ -296,6 +352,8 @@ def _check_proposals(generator: Any, options: ServerOptions) -> None:
             "usage/num-speculative-tokens",
             f"--num-speculative-tokens is {wanted}, and the bundle was compiled for {most}",
         )
+    lookup = check_lookup(None, generator.model)
+    check_confidence_threshold(options.confidence_threshold, generator.model, lookup)
 
 
 def _is_local(host: str) -> bool:

@@ -9,6 +9,7 @@ from edgecc.contract.pair import Pair, Side, side_of
 from edgecc.contract.rules import RULES
 from edgecc.errors import Diagnostic, Severity
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.checkpoint_files import Place
 from edgecc.frontends.gather import Gather, merged
 from edgecc.frontends.lift import check_given, lift_opened, open_target
 from edgecc.frontends.options import LiftOptions
@@ -52,8 +53,8 @@ class Examination:
 
 
 def examine(
-    target: Path,
-    draft: Path | None,
+    target: Path | Place,
+    draft: Path | Place | None,
     options: LiftOptions,
     *,
     metadata_only: bool = False,
@@ -64,8 +65,8 @@ def examine(
     Warnings and notes go to the `findings` of the checkpoints.
 
     Args:
-        target: Folder of the target checkpoint.
-        draft: Folder of the draft checkpoint.
+        target: Where the target checkpoint is.
+        draft: Where the draft checkpoint is.
         options: For lifting.
         metadata_only: Read headers, configs, single scales and maps of ids, no whole weight.
         notes: Also keep notes of the rules, which ask for no action.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgecc.contract.examination import Examination, examine
@@ -15,11 +15,11 @@ from edgecc.contract.rules import RULES
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.gather import merged
 from edgecc.frontends.options import LiftOptions
+from edgecc.hub import metadata_place
 from edgecc.ir.core import Module
 from edgecc.ir.weights import Derived
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
-from edgecc.paths import local_path
 
 _HEADINGS = ("tensor", "in the file", "in the config", "decision")
 
@@ -104,41 +104,49 @@ def check(
     strict: bool = False,
     spec_method: str = "auto",
     components: str = "text",
+    offline: bool = False,
 ) -> CheckReport:
     """Check a target, or a pair, from metadata alone.
 
     Never raises for what is wrong with the checkpoints: that is what the report is about.
 
     Args:
-        target: Folder of the target checkpoint.
-        draft: Folder of the draft checkpoint.
+        target: Folder of the target checkpoint, or its id on the hub (`org/name[@revision]`): then
+            only headers of its weights are fetched.
+        draft: Folder of the draft checkpoint, or its id.
         strict: Count warnings as errors.
         spec_method: Speculation method; `mtp` checks the target's own block.
         components: Parts of a multimodal target.
+        offline: Do not ask the hub: take what its cache has.
 
     Raises:
         UsageError: The arguments are no paths, or contradict each other.
+        UnsupportedError: An id was given, and `huggingface_hub` is not installed.
         ResourceError: The file system refuses.
+        HubError: A model cannot be had from the hub.
     """
-    paths: list[Path | None] = [local_path(target, "target")]
-    paths.append(None if draft is None else local_path(draft, "draft"))
-    assert paths[0] is not None
     options = LiftOptions(spec_method=spec_method, components=components)
-    found = examine(paths[0], paths[1], options, metadata_only=True, notes=True)
-    try:
+    notes: list[Diagnostic] = []
+    with ExitStack() as stack:
+        places = [
+            stack.enter_context(metadata_place(v, role, offline=offline, tell=notes.append))
+            for v, role in ((target, "target"), (draft, "draft"))
+            if v is not None
+        ]
+        second = places[1] if draft is not None else None
+        found = examine(places[0], second, options, metadata_only=True, notes=True)
+        stack.callback(found.close)
         module = found.module
         if module is not None:
             with found.errors.step():
                 BindSharedWeights().run(module, PassContext())
-        return _report(found, strict)
-    finally:
-        found.close()
+        return _report(found, notes, strict)
 
 
-def _report(found: Examination, strict: bool) -> CheckReport:
+def _report(found: Examination, notes: list[Diagnostic], strict: bool) -> CheckReport:
     errors = found.errors.errors
     told = merged(d for error in sorted(errors, key=_order) for d in error.diagnostics)
-    others = sorted(found.warnings(), key=lambda d: d.severity is Severity.NOTE)
+    others = sorted([*notes, *found.warnings()], key=lambda d: d.severity is Severity.NOTE)
     code = min((error.exit_code for error in errors), default=0)
     if strict and code != InputError.exit_code:
         warned = any(d.severity is Severity.WARNING for d in others)
@@ -147,7 +155,14 @@ def _report(found: Examination, strict: bool) -> CheckReport:
         exit_code=code,
         findings=tuple(Finding(d, _manual(d.id)) for d in (*told, *others)),
         table=tuple(precision_table(found)),
-        decisions=() if found.module is None else _decisions(found.module),
+        decisions=(
+            *(() if found.module is None else _decisions(found.module)),
+            *(
+                f"{role}: only headers were fetched, values of scales are left to a compile"
+                for role, checkpoint in found.checkpoints.items()
+                if checkpoint.headers_only
+            ),
+        ),
     )
 
 

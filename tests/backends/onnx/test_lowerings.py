@@ -289,6 +289,12 @@ def add(random: np.random.Generator, batch: int, rows: int) -> Case:
     return _elementwise("add", {"x": x, "y": y}, wide(x) + wide(y))
 
 
+@case("sub")
+def sub(random: np.random.Generator, batch: int, rows: int) -> Case:
+    x, y = normal(random, batch, rows, 9), normal(random, batch, rows, 9)
+    return _elementwise("sub", {"x": x, "y": y}, wide(x) - wide(y))
+
+
 @case("mul")
 def mul(random: np.random.Generator, batch: int, rows: int) -> Case:
     x, y = normal(random, batch, rows, 9), normal(random, batch, rows, 9)
@@ -306,6 +312,15 @@ def _spread(random: np.random.Generator, batch: int, rows: int) -> Array:
 def sigmoid(random: np.random.Generator, batch: int, rows: int) -> Case:
     x = _spread(random, batch, rows)
     return _elementwise("sigmoid", {"x": x}, (1 + np.tanh(wide(x) / 2)) / 2)
+
+
+@case("tanh")
+def tanh(random: np.random.Generator, batch: int, rows: int) -> Case:
+    """From another formula, and with small numbers, which that of a careless one loses."""
+    x = _spread(random, batch, rows)
+    x[..., -1] = 1e-6
+    grown = np.expm1(2 * np.minimum(wide(x), 20))
+    return _elementwise("tanh", {"x": x}, grown / (grown + 2))
 
 
 @case("silu")

@@ -215,10 +215,12 @@ def gelus(n: Net) -> object:
 
 NETS: dict[str, Callable[[Net], object]] = {
     "add": lambda n: both(n, "add"),
+    "sub": lambda n: both(n, "sub"),
     "mul": lambda n: both(n, "mul"),
     "swiglu": lambda n: both(n, "swiglu"),
     "silu": lambda n: n.op("silu", n.take()),
     "sigmoid": lambda n: n.op("sigmoid", n.take()),
+    "tanh": lambda n: n.op("tanh", n.take()),
     "cast": lambda n: n.op("cast", n.take(), attrs=CastAttributes("f32")),
     "rms_norm": lambda n: n.op(
         "rms_norm", n.take(), weights=(n.dense("w", (16,)),), attrs=RmsNormAttributes(1e-6, 4)

@@ -25,12 +25,14 @@ from edgecc.lowered_check import check_lowered
 from edgecc.passes.base import PassContext
 from edgecc.passes.default import default_pipeline
 from edgecc.passes.manager import PassManager
-from helpers.byte_tokenizer import write_tokenizer
-from helpers.checkpoints import write_draft, write_target
+from helpers.byte_tokenizer import NUM_TOKENS, write_tokenizer
+from helpers.checkpoints import MASK_ID, write_draft, write_target
+from helpers.dspark_heads import BLOCK, write_heads
 from helpers.eagle3 import write_eagle3
 from helpers.goldens import PAIRS, relative
 from helpers.hybrid import FULL, LINEAR, HybridSizes, write_hybrid_target
 from helpers.plans import products
+from helpers.reference import Draft, Target
 from helpers.tensorrt_network import NetworkPair
 from helpers.vision import VisionSizes, write_vision_target
 
@@ -289,6 +291,23 @@ def test_a_small_eagle3_pair_compiles(trt, tmp_path):
         target, draft, out=tmp_path / "b", device="sm86", num_speculative_tokens=2
     )
     assert len(report.checks) == 5
+
+
+def test_a_small_recurrent_markov_head(trt, tmp_path):
+    """The state goes through one engine; what the builder gets computes the reference."""
+    target, draft = write_heads(tmp_path, kind="rnn", reduced=True)
+    pair = NetworkPair(trt, "sm120", target, draft, max_model_len=64)
+    ids = [7, 3, 11, 2, 5, 13]
+    model = Target(target)
+    reference = Draft(draft, model, block_size=BLOCK, mask_token_id=MASK_ID, num_tokens=NUM_TOKENS)
+    expected = reference.run(model.run(ids).taps((0,)), 12, BLOCK)
+    found = pair.draft(pair.target(ids)["hidden_tap"], 12)
+    assert relative(found["draft_logits"], expected.logits) <= TOLERANCE
+    assert found["proposals"].tolist() == expected.tokens
+    report = edgecc.compile(target, draft, out=tmp_path / "b", device="sm86", max_model_len=64)
+    assert all(": ok" in c for c in report.checks)
+    assert report.bundle is not None
+    assert set(report.bundle.manifest["artifacts"]["sm86"]["engines"]) == {"target", "draft"}
 
 
 @pytest.mark.slow

@@ -105,6 +105,15 @@ def continuations(target: Model, prefix: Prefix, length: int) -> Mapping[Prefix,
     return found
 
 
+def ended(answers: Mapping[Prefix, float], stop: int) -> dict[Prefix, float]:
+    """The same answers, each cut after its first stop token."""
+    found: dict[Prefix, float] = defaultdict(float)
+    for answer, share in answers.items():
+        end = answer.index(stop) + 1 if stop in answer else len(answer)
+        found[answer[:end]] += share
+    return found
+
+
 def total_variation(one: Mapping[Prefix, float], other: Mapping[Prefix, float]) -> float:
     keys = {*one, *other}
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in keys) / 2

@@ -16,6 +16,7 @@ from edgecc.contract.rules import (
 
 RULES: tuple[type[Rule], ...] = (
     files.CheckpointFolder,
+    files.ModelHub,
     files.FileFormat,
     files.Links,
     files.Headers,
@@ -41,6 +42,7 @@ RULES: tuple[type[Rule], ...] = (
     drafts.MarkovAndConfidence,
     drafts.DraftLength,
     vocabularies.DraftVocabulary,
+    vocabularies.DraftTokens,
     vocabularies.Tokens,
     vocabularies.StopTokens,
     tensors.Vision,

@@ -36,6 +36,7 @@ class DraftKind(Rule):
         "draft/markov-missing": "a Markov head is declared and not stored",
         "draft/no-mtp": "the target has no block of its own to draft with",
         "draft/layers": "a kind with one layer has several",
+        "draft/recurrent": "a language model with recurrent layers, which cannot be rolled back",
         "draft/no-runtime": "the runtime does not drive this kind on the device",
     }
 
@@ -150,7 +151,7 @@ class MarkovAndConfidence(Rule):
     name = "markov-and-confidence"
     ids: ClassVar[Mapping[str, str]] = {
         "draft/markov-rank": "markov_rank is not the stored width",
-        "draft/markov-type": "a Markov head of another type than declared, or of one not built",
+        "draft/markov-type": "a Markov head of another type than declared, or of an unknown one",
         "draft/confidence-flag": "a confidence head is declared and not stored, or the reverse",
         "draft/confidence-width": "the confidence head reads something else than declared",
     }

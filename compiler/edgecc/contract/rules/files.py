@@ -27,11 +27,41 @@ class CheckpointFolder(Rule):
     ids: ClassVar[Mapping[str, str]] = {
         "checkpoint/not-found": "there is no such folder",
         "checkpoint/not-a-folder": "the path is a file",
-        "checkpoint/hub-id": "the name of a repository was given, and downloading is not available",
         "checkpoint/no-config": "the folder has no config.json",
         "checkpoint/no-weights": "the folder has no weights",
         "checkpoint/no-index": "there are shards, but no index that lists them",
         "checkpoint/unreadable": "the file system refuses to read a file",
+    }
+
+
+class ModelHub(Rule):
+    """A name that is no folder is a model of the hub, at one commit.
+
+    What it checks
+        That the model exists, may be read, and has the revision that was asked for. The commit is
+        recorded in the bundle. A folder of that name comes first. Without network, or with
+        `--offline`, what the hub's cache has is used, if it is whole.
+
+    Why it matters
+        Branches move: the same name has been weights in two formats, months apart. A half-fetched
+        cache loads in tools that take what they find.
+
+    What to do
+        Check the name, log in for models that need it, or pass the folder of a copy.
+    """
+
+    name = "model-hub"
+    ids: ClassVar[Mapping[str, str]] = {
+        "hub/not-installed": "the library of the hub is not installed",
+        "hub/not-found": "there is no such model, or it is private",
+        "hub/gated": "the model's terms have to be accepted first",
+        "hub/no-revision": "the model has no such branch, tag or commit",
+        "hub/offline": "the hub may not be asked, and its cache lacks something",
+        "hub/unreachable": "nobody answers",
+        "hub/refused": "the hub answers with an error",
+        "hub/no-ranges": "a server gives whole files only",
+        "hub/local-folder": "a folder is used, and not the model of the same name",
+        "hub/library": "what the library of the hub warns about",
     }
 
 

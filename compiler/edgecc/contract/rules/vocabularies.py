@@ -41,6 +41,30 @@ class DraftVocabulary(Rule):
     }
 
 
+class DraftTokens(Rule):
+    """A language model that drafts has the target's tokens.
+
+    What it checks
+        `tokenizer.json` of both: an id that both have is the same token. The draft's table has a
+        row for each token of the target; rows of padding may differ in number. Where one of the two
+        has no tokenizer, the tables must have as many rows.
+
+    Why it matters
+        Draft and target tell each other ids. With other tokens behind them nothing fails, and
+        nothing is accepted.
+
+    What to do
+        Use a draft of the target's own family. Tokens that only one of them has do no harm.
+    """
+
+    name = "draft-tokens"
+    ids: ClassVar[Mapping[str, str]] = {
+        "draft/tokenizer": "an id means two tokens",
+        "draft/tokenizer-unknown": "one of the two has no tokenizer to compare",
+        "draft/tokens-differ": "some tokens are only known to one of the two",
+    }
+
+
 class Tokens(Rule):
     """Tokenizer and embedding table agree about the ids there are.
 

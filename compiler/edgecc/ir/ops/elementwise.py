@@ -122,6 +122,17 @@ class Add(_Elementwise):
         return operands[0] + operands[1]
 
 
+class Sub(_Elementwise):
+    """`a - b`, equal shapes."""
+
+    name = "sub"
+    operands = ("a", "b")
+
+    def compute(self, *operands: Array) -> Array:
+        """Difference."""
+        return operands[0] - operands[1]
+
+
 class Mul(_Elementwise):
     """`a * b`, equal shapes."""
 
@@ -154,6 +165,18 @@ class Sigmoid(_Elementwise):
     def compute(self, *operands: Array) -> Array:
         """Logistic function."""
         return sigmoid(operands[0])
+
+
+class Tanh(_Elementwise):
+    """`(exp(x) - exp(-x)) / (exp(x) + exp(-x))`, the hyperbolic tangent."""
+
+    name = "tanh"
+    operands = ("x",)
+
+    def compute(self, *operands: Array) -> Array:
+        """`numpy.tanh`."""
+        y: Array = np.tanh(operands[0])
+        return y
 
 
 class Swiglu(_Elementwise):
@@ -243,4 +266,4 @@ class Cast(Op[CastAttributes]):
         return (round_to(operands[0], DType(attrs.dtype)),)
 
 
-OPS = (Add(), Cast(), Gelu(), Mul(), Silu(), Sigmoid(), Swiglu())
+OPS = (Add(), Cast(), Gelu(), Mul(), Silu(), Sigmoid(), Sub(), Swiglu(), Tanh())

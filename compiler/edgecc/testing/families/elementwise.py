@@ -20,6 +20,11 @@ def _binary(op: str) -> Grow:
     return build
 
 
+def _difference(grow: Grower, wanted: Wanted) -> Expr:
+    """Of values that are not nearly equal: of two that are, nothing but rounding is left."""
+    return apply("sub", apply("sigmoid", grow(wanted)), apply("tanh", grow(wanted)))
+
+
 def _cast(grow: Grower, wanted: Wanted) -> Expr:
     """Rounded to another type and back."""
     x = grow(wanted)
@@ -33,8 +38,9 @@ def _gelu(grow: Grower, wanted: Wanted) -> Expr:
 
 
 RULES = (
-    *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid")),
+    *(Rule(op, is_float, _unary(op)) for op in ("silu", "sigmoid", "tanh")),
     *(Rule(op, is_float, _binary(op)) for op in ("add", "mul", "swiglu")),
+    Rule("sub", is_float, _difference),
     Rule("gelu", is_float, _gelu),
     Rule("cast", is_float, _cast),
 )

@@ -1,0 +1,38 @@
+"""Which files of a repository a checkpoint needs: never its pickles, and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from edgecc.frontends.checkpoint import SINGLE
+from edgecc.frontends.mtp_block import MTP_FILES
+from edgecc.frontends.strict_json import JsonObject
+
+_SMALL = (".jinja", ".json", ".model", ".txt")
+"""Configs, index, tokenizer, chat template, image processor."""
+
+
+def small_files(names: Collection[str]) -> list[str]:
+    """The files that are not weights: those of the repository's top folder that can matter."""
+    return sorted(n for n in names if "/" not in n and n.endswith(_SMALL))
+
+
+def weight_files(names: Collection[str], index: JsonObject | None) -> list[str]:
+    """The weight files, those that are there.
+
+    Args:
+        names: Of all files of the repository.
+        index: The parsed index, if there is one.
+    """
+    weight_map = index.get("weight_map") if index is not None else None
+    listed = weight_map.values() if isinstance(weight_map, dict) else ()
+    wanted = {SINGLE, *MTP_FILES, *(name for name in listed if isinstance(name, str))}
+    return sorted(name for name in wanted.intersection(names) if "/" not in name)
+
+
+def missing_weights(names: Collection[str], index: JsonObject | None) -> list[str]:
+    """Weight files without which nothing can be read, and that are not there."""
+    weight_map = index.get("weight_map") if index is not None else None
+    if not isinstance(weight_map, dict):
+        return [] if SINGLE in names else [SINGLE]
+    return sorted({n for n in weight_map.values() if isinstance(n, str) and n not in names})
