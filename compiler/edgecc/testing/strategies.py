@@ -138,6 +138,7 @@ def _results(widths: Sequence[int]) -> list[Wanted]:
     """What outputs are, unless the caller says: rows of features, indices, caches."""
     return [
         *(floats(*rows, width) for rows in _ROWS for width in widths),
+        floats(),
         *(indices(below, *rows) for rows in _ROWS[:4] for below in (5, 11)),
         *(floats(sym("b"), heads, 5, 2) for heads in (1, 2)),
     ]
