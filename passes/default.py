@@ -21,7 +21,7 @@ from edgecc.passes.fuse_gate_up import FuseGateUp
 from edgecc.passes.fuse_qkv import FuseQkv
 from edgecc.passes.legalize import Legalize, LegalizeOptions
 from edgecc.passes.lower_encodings import LowerEncodings, LowerEncodingsOptions
-from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.outline_shared import OutlineShared, OutlineSharedOptions
 from edgecc.passes.quantize import Quantize, QuantizeOptions
 from edgecc.passes.quantize_activations import (
     QuantizeActivations,
@@ -87,11 +87,11 @@ def default_pipeline(
             if device.native_activations and activations != "16bit"
             else []
         ),
-        # Device: native encodings, one engine per shared weight, and several for a deep graph where
-        # a builder makes them; legal(device) holds afterwards.
+        # Device: native encodings, one engine per shared weight and for the steps of a draft, and
+        # several for a deep graph where a builder makes them; legal(device) holds afterwards.
         LowerEncodings(LowerEncodingsOptions(linear_form, device.name)),
         *([_narrow(device)] if device.is_narrow else []),
-        OutlineShared(),
+        OutlineShared(OutlineSharedOptions(steps=device.fused_attention)),
         # Caches: once more exact, and after the cuts, so that each part updates its own in place.
         *([FuseCachedAttention()] if device.fused_attention else []),
         Dce(),

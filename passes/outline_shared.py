@@ -1,8 +1,9 @@
-"""`outline-shared`: a linear weight two graphs use becomes a graph of its own."""
+"""`outline-shared`: a linear layer that is used more than once becomes a graph of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgecc.ir.analysis import live_nodes
 from edgecc.ir.builder import Builder
@@ -10,7 +11,7 @@ from edgecc.ir.core import Graph, Location, Module, Node, Output, Value
 from edgecc.ir.ops import Attributes
 from edgecc.ir.ops.control import CallAttributes
 from edgecc.ir.types import DType, SymbolRange, sym
-from edgecc.passes.base import NoOptions, Pass, PassContext
+from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.bind_shared_weights import TARGET, head_of
 from edgecc.passes.cutting import Layer, cut, extract_all
 from edgecc.passes.outlining import Piece, unique
@@ -20,7 +21,18 @@ Key = tuple[tuple[tuple[str, ...], ...], tuple[Attributes, ...], int, DType]
 """Resolved weights and attributes of a layer's ops, rank and element type of its input."""
 
 
-class OutlineShared(Pass[NoOptions]):
+@dataclass(frozen=True, slots=True)
+class OutlineSharedOptions:
+    """Options of `outline-shared`.
+
+    Attributes:
+        steps: Also cut a graph at a layer that chooses a token in each of its steps.
+    """
+
+    steps: bool = False
+
+
+class OutlineShared(Pass[OutlineSharedOptions]):
     """Cut graphs at a shared linear layer, so that one engine holds its weight for all of them.
 
     What it does
@@ -29,13 +41,15 @@ class OutlineShared(Pass[NoOptions]):
         comes before (`NAME.body`), the call of the shared graph, and the rest (`NAME.tail`); where
         it uses the layer again, into what lies between (`NAME.step1` ...). Parts without nodes are
         left out, parts that compute the same are one graph. Caches stay in their buffers from part
-        to part. The user graph itself keeps its interface and only calls.
+        to part. The user graph itself keeps its interface and only calls. With `steps` so is a
+        graph that runs step after step, each of which chooses a token with one layer of its own.
 
     Why
         An engine keeps its own packed copy of a constant weight. As an engine of its own the head
         is resident once, and the head that drafts is the head that verifies, bit for bit.
         Embedding tables need no outlining: engines read rows of one mapped file, or of one buffer
-        that all of them bind.
+        that all of them bind. Where attention updates its caches in place, it can do so in each
+        step only if the step is a call: within one graph each step makes a copy of the caches.
 
     Example:
         ```
@@ -53,7 +67,7 @@ class OutlineShared(Pass[NoOptions]):
         ```
 
     Options
-        None.
+        `steps`: also cut a graph at a layer that chooses a token in each of its steps.
 
     Requires and ensures
         Requires `heads-bound`.
@@ -68,9 +82,10 @@ class OutlineShared(Pass[NoOptions]):
 
     name = "outline-shared"
     requires = ("heads-bound",)
+    options_type = OutlineSharedOptions
 
     def run(self, module: Module, ctx: PassContext) -> bool:
-        """Outline every weight that two graphs multiply by."""
+        """Outline every weight that two graphs multiply by, or several steps of one."""
         users = self._users(module)
         changed = False
         for key in sorted(users, key=lambda k: -module.weights[k[0][-1][0]].nbytes):
@@ -79,7 +94,7 @@ class OutlineShared(Pass[NoOptions]):
             sites: dict[str, tuple[Graph, list[Layer]]] = {}
             for graph, layer in users[key]:
                 sites.setdefault(graph.name, (graph, []))[1].append(layer)
-            if len(sites) < 2:
+            if len(sites) < 2 and not (self.options.steps and _steps(users[key])):
                 continue
             if any(list(graph.callees()) for graph, _ in sites.values()):
                 self.remark(ctx, where, "a graph is cut at another layer", applied=False)
@@ -90,7 +105,8 @@ class OutlineShared(Pass[NoOptions]):
                 reason = f"no input of a part would fix {', '.join(sorted(loose))}"
                 self.remark(ctx, where, reason, applied=False)
                 continue
-            callee = self._shared_graph(module, users[key][0][1], key[0])
+            owner = next(iter(sites)) if len(sites) == 1 else ""
+            callee = self._shared_graph(module, users[key][0][1], key[0], owner)
             for graph, layers, pieces in cuts:
                 self._call(module, graph, layers, callee, pieces)
             self.remark(
@@ -122,12 +138,13 @@ class OutlineShared(Pass[NoOptions]):
         return users
 
     def _shared_graph(
-        self, module: Module, layer: Layer, weights: tuple[tuple[str, ...], ...]
+        self, module: Module, layer: Layer, weights: tuple[tuple[str, ...], ...], owner: str
     ) -> str:
         target = module.graphs.get(TARGET)
         head = head_of(target) if target else None
         is_head = head is not None and module.weights.resolve(head) == weights[-1][0]
-        name = unique("lm_head" if is_head else "shared", set(module.graphs))
+        name = f"{owner}.lm_head" if owner else "lm_head" if is_head else "shared"
+        name = unique(name, set(module.graphs))
         x, location = layer[0].operands[0].type, layer[-1].location
         for axis in range(x.rank - 1):
             # Any caller's row counts: the widest range any symbol of the module has.
@@ -182,6 +199,14 @@ class OutlineShared(Pass[NoOptions]):
                 call(callee, [operand], [result])
         for output in old_outputs:
             graph.outputs.append(Output(now[output.value], output.name, output.role, output.alias))
+
+
+def _steps(uses: Sequence[tuple[Graph, Layer]]) -> bool:
+    """Whether a layer is used more than once, each time to choose a token."""
+    results = [layer[-1].result for _, layer in uses]
+    return len(uses) > 1 and all(
+        any(user.op.name == "argmax" for user in result.users()) for result in results
+    )
 
 
 def _layer(graph: Graph, node: Node) -> Layer:

@@ -48,6 +48,7 @@ OUTLINE = (
             "__init__",
             "answers",
             "app",
+            "chat_page",
             "engine_thread",
             "errors",
             "http",
@@ -57,6 +58,7 @@ OUTLINE = (
             "protocol",
             "reading",
             "replies",
+            "response_models",
             "running",
             "service",
         )

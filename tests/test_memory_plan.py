@@ -240,7 +240,7 @@ chunk = bundle.manifest["limits"]["prefill_chunk"]
 session = Session(engine.entry("target"), engine.entry("draft"), prefill_chunk=chunk)
 row = session.run(session.prefill([7 * i % 4000 for i in range(length - 10)], features=True))
 session.push(int(np.argmax(row[:4000])))
-proposals = session.run(session.propose())
+proposals = session.run(session.propose()).tokens
 session.run(session.verify(proposals, features=True))
 print(loaded - before, anonymous() - loaded)
 """

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -94,6 +95,17 @@ class ChatTemplates:
     def names(self) -> list[str]:
         """Names of the templates, sorted."""
         return sorted(self._sources)
+
+    @property
+    def tool_source(self) -> str | None:
+        """Text of the template that is used with tools; None if it takes none."""
+        for name in ("tool_use", "default"):
+            source = self._sources.get(name)
+            if source is not None:
+                parsed = self._environment.parse(source)
+                names = jinja2.meta.find_undeclared_variables(parsed)
+                return source if "tools" in names else None
+        return None
 
     def check(self) -> None:
         """Compile every template.

@@ -6,12 +6,13 @@ Fields that are not listed are kept apart, as `model_extra`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 _MAX_STOPS = 64
 _MAX_CHOICES = 128
+_MAX_TOOLS = 128
 
 Stop = Annotated[str, StringConstraints(max_length=1024)]
 
@@ -29,6 +30,68 @@ class StreamOptions(_Body):
 
     include_usage: bool | None = None
     include_rounds: bool | None = None
+
+
+class JsonSchemaFormat(_Body):
+    """The schema of an answer. It is held to whether or not it is `strict`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """What an answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Body):
+    """The same as vLLM has it: one of the fields."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class FunctionSpec(_Body):
+    """A function that a model may call."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    """A tool: only functions are."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def shown(self) -> dict[str, Any]:
+        """As chat templates take it: what the client wrote, without what is for the server."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+
+
+class FunctionName(_Body):
+    """A function, by name."""
+
+    name: str
+
+
+class NamedChoice(_Body):
+    """The tool to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS)]
 
 
 class GenerationBody(_Body):
@@ -54,6 +117,8 @@ class GenerationBody(_Body):
     disable_spec_decode: bool | None = None
     confidence_threshold: float | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -87,6 +152,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(_Body):
@@ -97,6 +165,7 @@ class TokenizeBody(_Body):
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
 
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -112,8 +181,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgecc.backends.runtime import ChatTemplates, Generator, Request, SamplingParams
+from edgecc.backends.runtime import ChatTemplates, Generator, Grammar, Request, SamplingParams
 from edgecc.backends.runtime.image_messages import images_of, without_sources
 from edgecc.backends.server.errors import UnknownModelError
+from edgecc.backends.server.formats import wanted_grammar
 from edgecc.backends.server.options import ServerOptions
 from edgecc.backends.server.protocol import (
     HARMLESS,
@@ -18,6 +19,14 @@ from edgecc.backends.server.protocol import (
     CompletionBody,
     GenerationBody,
     TokenizeBody,
+    Tool,
+)
+from edgecc.backends.server.tool_calls import ToolCallParser
+from edgecc.backends.server.tools import (
+    form_of,
+    tool_grammar,
+    wanted_tools,
+    without_call_strings,
 )
 from edgecc.errors import RequestError
 
@@ -114,7 +123,7 @@ class RequestReader:
             for prompt in _prompts(body.prompt)
         ]
         most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._requests(body, prompts, most, count)
+        return self._requests(body, prompts, most, count, wanted_grammar(body))
 
     def chat(self, body: ChatBody) -> list[Request]:
         """The `n` requests of `/v1/chat/completions`.
@@ -130,7 +139,23 @@ class RequestReader:
         limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
         most = limits[0] if limits else self._generator.model.max_model_len
         logprobs = (count or 0) if body.logprobs else None
-        return self._requests(body, [self._rendered(body)], most, logprobs)
+        tools, grammar = wanted_tools(body), wanted_grammar(body)
+        if tools:
+            grammar = tool_grammar(body, tools, form_of(self._chat), grammar)
+        return self._requests(body, [self._rendered(body, tools)], most, logprobs, grammar)
+
+    def parser(self, body: ChatBody) -> Callable[[], ToolCallParser] | None:
+        """Makes what finds calls of tools in an answer; None if there are none to call.
+
+        Raises:
+            RequestError: As `chat`.
+        """
+        tools = wanted_tools(body)
+        if not tools:
+            return None
+        reader = form_of(self._chat).reader(tools)
+        most = 1 if body.parallel_tool_calls is False else None
+        return lambda: ToolCallParser(reader, most)
 
     def tokens(self, body: TokenizeBody) -> list[int]:
         """The token ids of `/tokenize`, images left out.
@@ -140,11 +165,14 @@ class RequestReader:
         """
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("request/one-prompt", "give exactly one of prompt and messages")
-        text = body.prompt if body.prompt is not None else self._rendered(body)["prompt"]
+        text = body.prompt
+        if text is None:
+            text = self._rendered(body, body.tools or [])["prompt"]
         return self._generator.tokenizer.encode(text)
 
-    def _rendered(self, body: ChatBody | TokenizeBody) -> dict[str, Any]:
-        messages: Sequence[Mapping[str, Any]] = body.messages or ()
+    def _rendered(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> dict[str, Any]:
+        given = body.messages or ()
+        messages = [without_call_strings(message, i) for i, message in enumerate(given)]
         if self._generator.model.images is None:
             messages = [_as_text(message) for message in messages]
         variables = body.chat_template_kwargs or {}
@@ -163,6 +191,7 @@ class RequestReader:
             )
         text = self._chat.render(
             without_sources(messages) if images else messages,
+            tools=[tool.shown() for tool in tools] or None,
             add_generation_prompt=body.add_generation_prompt is not False,
             **variables,
         )
@@ -174,6 +203,7 @@ class RequestReader:
         prompts: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
         logprobs: int | None,
+        grammar: Grammar | None,
     ) -> list[Request]:
         options = self._options
         wanted: dict[str, Any] = {
@@ -187,6 +217,7 @@ class RequestReader:
             "speculation": options.speculation and not body.disable_spec_decode,
             "stop": body.stop if body.stop is not None else (),
             "ignore_eos": bool(body.ignore_eos),
+            "grammar": grammar,
         }
         sampling = self._sampling_of(body, logprobs)
         made = []

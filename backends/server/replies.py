@@ -7,10 +7,12 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgecc.backends.runtime import Chunk, Generation, Stats, Tokenizer, TokenLogprobs
+from edgecc.backends.server.tool_calls import CallPart, Parts, ToolCallParser
 
 NO_PROBABILITY = -9999.0
 """How the API writes the log-probability of what had none: JSON has no infinity."""
@@ -70,9 +72,9 @@ class Reply(ABC):
             self._stats[index] = chunk.stats
         told = self._untold.setdefault(index, Counter())
         told.update(_round_of(chunk))
-        if not (chunk.text or chunk.logprobs or chunk.finish_reason is not None):
-            return []
         piece = self._piece(index, chunk)
+        if piece is None:
+            return []
         if self._with_rounds:
             piece["edgecc"] = dict(self._untold.pop(index))
         return [self._event([piece])]
@@ -86,8 +88,8 @@ class Reply(ABC):
         """A whole choice."""
 
     @abstractmethod
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """A piece of one."""
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        """A piece of one; None if it has nothing to tell."""
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         event = {**self._head, "object": self.event_kind, "choices": choices}
@@ -118,11 +120,35 @@ class Reply(ABC):
 
 
 class ChatReply(Reply):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    Args:
+        model_name: See `Reply`.
+        tokenizer: See `Reply`.
+        choices: See `Reply`.
+        with_usage: See `Reply`.
+        with_rounds: See `Reply`.
+        make_parser: Makes what finds calls of tools in an answer; None leaves it as it is.
+    """
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: Tokenizer | None,
+        choices: int,
+        *,
+        with_usage: bool = False,
+        with_rounds: bool = False,
+        make_parser: Callable[[], ToolCallParser] | None = None,
+    ) -> None:
+        super().__init__(
+            model_name, tokenizer, choices, with_usage=with_usage, with_rounds=with_rounds
+        )
+        self._parsers = [] if make_parser is None else [make_parser() for _ in range(choices)]
 
     def first(self) -> list[dict[str, Any]]:
         """Who speaks, for each choice."""
@@ -133,19 +159,40 @@ class ChatReply(Reply):
         ]
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason = str(answer.finish_reason)
+        if self._parsers:
+            parser = self._parsers[index]
+            told = [parser.push(answer.text), parser.finish()]
+            message["content"] = "".join(parts.content for parts in told)
+            if parser.calls:
+                message["content"] = message["content"] or None
+                message["tool_calls"] = _joined([call for parts in told for call in parts.calls])
+                reason = _with_calls(reason)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": str(answer.finish_reason),
+            "finish_reason": reason,
         }
 
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        reason, delta = _reason(chunk), _delta(Parts(chunk.text))
+        if self._parsers:
+            parser = self._parsers[index]
+            parts = parser.push(chunk.text)
+            if reason is not None:
+                last = parser.finish()
+                parts = Parts(parts.content + last.content, parts.calls + last.calls)
+                reason = _with_calls(reason) if parser.calls else reason
+            delta = _delta(parts)
+        if not (delta or chunk.logprobs or reason is not None):
+            return None
         return {
             "index": index,
-            "delta": {"content": chunk.text} if chunk.text else {},
+            "delta": delta,
             "logprobs": self._logprobs(chunk.logprobs),
-            "finish_reason": _reason(chunk),
+            "finish_reason": reason,
         }
 
     def _logprobs(self, items: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
@@ -200,7 +247,9 @@ class CompletionReply(Reply):
             "finish_reason": str(answer.finish_reason),
         }
 
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        if not (chunk.text or chunk.logprobs or chunk.finish_reason is not None):
+            return None
         return {
             "index": index,
             "text": chunk.text,
@@ -225,6 +274,39 @@ class CompletionReply(Reply):
             "top_logprobs": top,
             "text_offset": offsets,
         }
+
+
+def _with_calls(reason: str) -> str:
+    """Why an answer with calls of tools ended."""
+    return "tool_calls" if reason == "stop" else reason
+
+
+def _delta(parts: Parts) -> dict[str, Any]:
+    """What is new of an answer; parts of one call are put together."""
+    delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
+    if parts.calls:
+        delta["tool_calls"] = [{"index": c.index, **_call(c)} for c in _merged(parts.calls)]
+    return delta
+
+
+def _joined(calls: Sequence[CallPart]) -> list[dict[str, Any]]:
+    """Whole calls from all their parts."""
+    return [_call(call) for call in _merged(calls)]
+
+
+def _merged(calls: Sequence[CallPart]) -> list[CallPart]:
+    found: dict[int, CallPart] = {}
+    for call in calls:
+        first = found.setdefault(call.index, replace(call, arguments=""))
+        first.arguments += call.arguments
+    return list(found.values())
+
+
+def _call(call: CallPart) -> dict[str, Any]:
+    if call.id is None:
+        return {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _reason(chunk: Chunk) -> str | None:

@@ -127,12 +127,28 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """A function to call; the arguments are JSON unless the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """A tool to call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(_Answer):
-    """What the assistant says."""
+    """What the assistant says; `tool_calls` is there if there are any."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(_Answer):

@@ -94,6 +94,7 @@ class Service:
             self._tokenizer,
             len(requests),
             with_usage=body.wants_usage,
+            make_parser=self._reader.parser(body),
             with_rounds=body.wants_rounds,
         )
         return await self._answer(body, http, requests, reply, headers)

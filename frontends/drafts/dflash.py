@@ -21,20 +21,21 @@ class DFlash(DSpark):
 
     @property
     def builder(self) -> type[BlockBuilder]:
-        """What builds the graph; its outputs are proposals i64 `[b, N]` and draft_logits."""
+        """What builds the graph; its outputs are those of `DSpark.build` but for base_logits."""
         return _Builder
 
     def facts(self) -> dict[str, Json]:
-        """The block and what it reads."""
-        heads = ("markov_rank", "confidence_head")
-        return {name: fact for name, fact in super().facts().items() if name not in heads}
+        """The block, what it reads, and the confidence head if there is one."""
+        found = super().facts()
+        absent = ("markov_rank", *(("confidence_head",) if not found["confidence_head"] else ()))
+        return {name: fact for name, fact in found.items() if name not in absent}
 
 
 class _Builder(BlockBuilder):
     """Slots that do not know of each other's tokens."""
 
     def _choose(self, z: Value, base: Value) -> None:
-        """The best token of each slot."""
+        """The best token of each slot, for itself."""
         proposals = choose(self, base, self.vocabulary, "proposals")
         self.b.output(proposals, "proposals", Role.PROPOSALS)
         self.b.output(base, "draft_logits", Role.DRAFT_LOGITS)

@@ -38,6 +38,8 @@ from edgecc.ir.ops.shape import AxisAttributes, PadAttributes, SliceAttributes
 from edgecc.ir.types import DType, sym
 from edgecc.roles import Role
 
+CONFIDENCE = "confidence_head.proj"
+
 
 class DSpark(Draft):
     """A DSpark draft."""
@@ -137,7 +139,7 @@ class DSpark(Draft):
             "mask_token_id": config.mask_token_id,
             "slot_layout": f"{config.layout}, by {config.layout_from}",
             "markov_rank": config.markov_rank,
-            "confidence_head": stores(self.checkpoint.tensors, "confidence_head.proj.weight"),
+            "confidence_head": stores(self.checkpoint.tensors, f"{CONFIDENCE}.weight"),
             "vocab_size": self.text.vocab_size,
             "target_layers": config.num_target_layers,
         }
@@ -245,7 +247,10 @@ class BlockBuilder(DecoderBuilder):
             first = config.first_slot
             z = b.op("slice", z, attrs=SliceAttributes(1, first, first + self.steps), name="z")
         b.at("draft: lm_head")
-        self._choose(z, b.op("linear", z, weights=(head,), name="base_logits"))
+        base = b.op("linear", z, weights=(head,), name="base_logits")
+        embeddings = self._choose(z, base)
+        if self.weights.has(f"{CONFIDENCE}.weight"):
+            self._confidence(z, embeddings)
 
     def _vocabulary(self) -> DraftVocabulary:
         """What the head's rows mean; a size in the config counts if tensors can have it."""
@@ -253,8 +258,12 @@ class BlockBuilder(DecoderBuilder):
         declared = self.config.draft_vocab_size if sized else None
         return read_vocabulary(self.weights, self.text.vocab_size, declared, self.num_tokens)
 
-    def _choose(self, z: Value, base: Value) -> None:
-        """The Markov chain, from left to right, and the confidence."""
+    def _choose(self, z: Value, base: Value) -> Value | None:
+        """The Markov chain, from left to right.
+
+        Returns:
+            Its embeddings of the tokens before the slots, f32 `[b, N, r]`; None without a chain.
+        """
         b, vocabulary, vocab_size = self.b, self.vocabulary, self.text.vocab_size
         rank = markov_rank(self.weights, self.config)
         w1, w2 = (
@@ -277,15 +286,26 @@ class BlockBuilder(DecoderBuilder):
         b.output(proposals, "proposals", Role.PROPOSALS)
         b.output(base, "base_logits", Role.BASE_LOGITS)
         b.output(logits, "draft_logits", Role.DRAFT_LOGITS)
-        if self.weights.has("confidence_head.proj.weight"):
-            self._confidence(z, embeddings)
+        return embeddings
 
-    def _confidence(self, z: Value, embeddings: Value) -> None:
-        """The confidence head reads the hidden state, or that and the Markov embedding."""
-        stored = self.weights.columns("confidence_head.proj.weight")
-        if stored != self.text.hidden_size:
+    def _confidence(self, z: Value, embeddings: Value | None) -> None:
+        """The confidence head reads the hidden state, or that and the Markov embedding.
+
+        Raises:
+            InputError: It is wider than what there is to read.
+        """
+        hidden, stored = self.text.hidden_size, self.weights.columns(f"{CONFIDENCE}.weight")
+        if stored != hidden:
+            if embeddings is None:
+                raise InputError(
+                    "draft/confidence-width",
+                    f"{CONFIDENCE}.weight has {stored} columns, expected {hidden}: there is no "
+                    "Markov head whose embeddings it could read",
+                    where=f"{self.weights.checkpoint.role}: {CONFIDENCE}.weight",
+                    help="the checkpoint is incomplete: fetch its weights again",
+                )
             attrs = AxisAttributes(2)
             z = self.b.op("concat", z, embeddings, attrs=attrs, name="read")
-        score = self.linear(z, "confidence_head.proj", 1, "confidence")
+        score = self.linear(z, CONFIDENCE, 1, "confidence")
         confidence = self.b.op("squeeze", score, attrs=AxisAttributes(2), name="confidence")
         self.b.output(confidence, "confidence", Role.CONFIDENCE)

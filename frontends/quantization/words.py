@@ -318,6 +318,8 @@ def _check_stated_shape(checkpoint: Checkpoint, module: str, shape: tuple[int, .
     if key not in checkpoint.tensors:
         return
     check_tensor(checkpoint, key, "sizes", (DType.I64, DType.I32), (2,), "quant/bad-shape")
+    if checkpoint.is_remote(key):  # as in `check_scalar`
+        return
     stated = tuple(int(size) for size in checkpoint.read(key))
     if stated != shape:
         raise bad(

@@ -89,6 +89,26 @@ def test_deepspec_without_heads_samples_from_the_anchor(tmp_path: Path) -> None:
     made.check()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_confidence_head_alone(tmp_path: Path, first: int) -> None:
+    """Without a Markov head it reads the hidden state of the slot that predicts."""
+    options = {**ZLAB, "confidence_head": True, "sample_from_anchor": not first, "first": first}
+    made = Pair(tmp_path, **options)
+    assert "confidence" in made.found(IDS, 79)
+    made.check()
+
+
+def test_a_confidence_head_that_reads_what_is_not_there(tmp_path: Path) -> None:
+    """Markov tensors are missing: nothing else would tell."""
+
+    def widen(tensors: Tensors) -> None:
+        tensors["confidence_head.proj.weight"] = np.zeros((1, 40), dtype=np.float32)
+
+    with pytest.raises(InputError, match="40 columns, expected 32") as caught:
+        pair(tmp_path, confidence_head=True, change=widen)
+    assert caught.value.id == "draft/confidence-width"
+
+
 def test_a_dspark_draft_whose_masks_fill(tmp_path: Path) -> None:
     """The Markov chain starts at the anchor, and the hidden state of slot 1."""
     made = Pair(tmp_path, first=1, sample_from_anchor=False, block_size=5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecc.errors import InputError, UnsupportedError
+from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.module_weights import ModuleWeights
 from edgecc.frontends.quantization import read_quantization
@@ -125,7 +125,7 @@ def test_has(path: Path) -> None:
 
 
 def test_has_knows_other_layouts_too(tmp_path: Path) -> None:
-    """A head that exists in a layout we cannot read must not be taken for a missing one."""
+    """A head that exists in another layout must not be taken for a missing one."""
     path = write_target(tmp_path / "t", layers=1, tokenizer=False)
 
     def repack(tensors: Tensors) -> None:
@@ -133,9 +133,11 @@ def test_has_knows_other_layouts_too(tmp_path: Path) -> None:
 
     weights = open_weights(edit_tensors(path, repack))
     assert weights.has("lm_head.weight")
+    assert weights.stored_name("lm_head.weight") == "lm_head.weight_packed"
     weights.matrix("lm_head", 288, 64)
-    with pytest.raises(UnsupportedError, match="compressed-tensors"):
+    with pytest.raises(InputError, match="its weight_global_scale is missing") as caught:
         weights.errors.raise_found()
+    assert "assumed format: compressed-tensors NVFP4" in str(caught.value)
 
 
 def test_other_names(tmp_path: Path) -> None:

@@ -22,14 +22,23 @@ _READS = {
 """By type: what a Markov head stores besides W1 and W2, with its rows and columns."""
 
 
-def write_heads(folder: Path, *, kind: str, reduced: bool, **draft: Any) -> tuple[Path, Path]:
+def packed(tensors: Tensors) -> None:
+    """All layers, `fc` and W2 as NVFP4, as published conversions of DSpark drafts have them."""
+    packs = ("_proj", "fc", "markov_w2")
+    for name in [n for n in tensors if n.endswith(".weight")]:
+        module = name.removesuffix(".weight")
+        heads = module.startswith("markov_head.") and not module.endswith("markov_w2")
+        if module.endswith(packs) and not heads and tensors[name].dtype != np.uint8:
+            tensors |= nvfp4(module, tensors[name])
+
+
+def write_heads(folder: Path, *, kind: str, reduced: bool) -> tuple[Path, Path]:
     """A target and a draft; W2 of the draft's Markov head is NVFP4.
 
     Args:
         folder: Where to write them.
         kind: Type of the Markov head.
         reduced: Whether the draft has fewer ids than the target.
-        **draft: Further arguments of `write_draft`.
     """
     target = write_target(folder / "t", **SMALL, quantized=False, eos_token_id=DROP)
     options: dict[str, Any] = {
@@ -38,7 +47,6 @@ def write_heads(folder: Path, *, kind: str, reduced: bool, **draft: Any) -> tupl
         "block_size": BLOCK,
         **SMALL,
         **TAPS,
-        **draft,
     }
     draft = write_draft(folder / "d", **options, markov_head_type=kind)
 

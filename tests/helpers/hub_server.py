@@ -32,6 +32,7 @@ class Hub:
         gated: Repositories that need their terms accepted.
         ranges: Whether parts of files can be had.
         log: Method, path and bytes sent of every request.
+        trusted: Paths of requests that came with a token.
         url: Where it listens.
     """
 
@@ -41,6 +42,7 @@ class Hub:
     ranges: bool = True
     failing: int = 0
     log: list[tuple[str, str, int]] = field(default_factory=list)
+    trusted: list[str] = field(default_factory=list)
     url: str = ""
 
     def add(self, repository: str, folder: Path, *revisions: str) -> str:
@@ -88,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
+        if "Authorization" in self.headers:
+            self.hub.trusted.append(path)
         if self.hub.failing:
             return self._fail(self.hub.failing, "", "the hub is down")
         if found := _FILE.fullmatch(path):

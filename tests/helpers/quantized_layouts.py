@@ -305,7 +305,9 @@ def is_linear(name: str, array: Array) -> bool:
     return array.ndim == 2 and name.endswith(("_proj.weight", "lm_head.weight", "fc.weight"))
 
 
-def requantize(dense: Path, out: Path, layout: Layout, *, head: bool = True) -> tuple[Path, Path]:
+def requantize(
+    dense: Path, out: Path, layout: Layout, *, head: bool = True, skip: str = ""
+) -> tuple[Path, Path]:
     """A small unquantized checkpoint in a layout, and its values, unquantized in float32.
 
     Args:
@@ -313,6 +315,7 @@ def requantize(dense: Path, out: Path, layout: Layout, *, head: bool = True) -> 
         out: Folder for the two.
         layout: How linear layers are stored.
         head: Whether that goes for the head, where the producer can.
+        skip: Modules with this in their name stay as they are.
 
     Returns:
         The quantized checkpoint and the one with its values.
@@ -321,7 +324,7 @@ def requantize(dense: Path, out: Path, layout: Layout, *, head: bool = True) -> 
     values: dict[str, Array] = {}
     for name, array in read_tensors(dense).items():
         packs = is_linear(name, array) and ((head and layout.head) or "lm_head" not in name)
-        if not packs:
+        if not packs or (skip and skip in name):
             stored[name] = values[name] = array
             continue
         module = name.removesuffix(".weight")

@@ -246,7 +246,10 @@ class Draft(Model):
         if not self.has("markov_head.markov_w1.weight"):
             ids = self.tokens_of(base.shape[1])
             allowed = np.where(ids < self.num_tokens, base[:steps], -np.inf)
-            return DraftOutput(base, base[:steps], ids[allowed.argmax(axis=1)].tolist(), None)
+            scores = None
+            if self.has("confidence_head.proj.weight"):
+                scores = self.linear(hidden[:steps], "confidence_head.proj")[:, 0]
+            return DraftOutput(base, base[:steps], ids[allowed.argmax(axis=1)].tolist(), scores)
         w1, w2 = self.matrix("markov_head.markov_w1"), self.matrix("markov_head.markov_w2")
         logits, tokens, confidence = [], [], []
         state = np.zeros(w1.shape[1])

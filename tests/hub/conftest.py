@@ -24,6 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of `huggingface_hub`, empty."""
     path = tmp_path / "cache"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     return path
 
 

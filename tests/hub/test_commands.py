@@ -15,6 +15,7 @@ from edgecc.hub import checkpoint_folder
 from helpers.checkpoints import edit_json
 from helpers.command_line import environment, in_process, process
 from helpers.hub_server import Hub
+from helpers.serving import served
 
 TARGET, DRAFT = "org/tiny-target", "org/tiny-draft"
 
@@ -124,3 +125,25 @@ def test_a_bad_model_of_the_hub(hub: Hub, capsys: pytest.CaptureFixture[str]) ->
     edit_json(hub.folders[hub.models[DRAFT]["main"]] / "config.json", markov_rank=16)
     result = in_process(capsys)("check", TARGET, "--draft", DRAFT)
     assert (result.code, result.id) == (3, "draft/markov-rank")
+
+
+@pytest.mark.slow
+def test_a_served_model(hub: Hub, tmp_path: Path) -> None:
+    """The command that names two models of the hub, and nothing else; then again from the cache."""
+    httpx = pytest.importorskip("httpx")
+    config = json.dumps({"method": "dspark", "model": DRAFT, "num_speculative_tokens": 3})
+    arguments = (TARGET, "--speculative-config", config, "--cache-dir", tmp_path / "kept")
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    with served(*arguments, "--max-model-len", "64", **variables) as server:
+        (model,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+        assert model["id"] == TARGET
+        body = {"model": TARGET, "prompt": "a", "max_tokens": 2}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200
+    (bundle,) = (tmp_path / "kept" / "bundles").glob("tiny-target-*")
+    commit = Bundle.open(bundle).manifest["provenance"]["draft"]["commit"]
+    assert commit == hub.models[DRAFT]["main"]
+    variables |= {"HF_HUB_OFFLINE": "1"}
+    with served(*arguments, "--max-model-len", "64", **variables) as server:
+        assert server.url
+        assert not any("compiling" in line for line in server.lines)

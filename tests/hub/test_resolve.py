@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -205,8 +206,11 @@ def test_a_repository_without_a_shard_of_its_index(hub: Hub, cache: Path, tmp_pa
     assert hub.sent(".safetensors") == 0
 
 
-def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+@pytest.mark.parametrize("found", [None, ModuleType("huggingface_hub")], ids=["none", "old"])
+def test_the_library_is_missing_or_too_old(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", found)
     with pytest.raises(UnsupportedError, match="there is no folder org/x") as caught:
         checkpoint_folder("org/x", "target")
     assert caught.value.id == "hub/not-installed"
@@ -289,6 +293,34 @@ def test_fetched_weights_are_read_where_they_are(hub: Hub, cache: Path) -> None:
     with metadata_place(TARGET, "target") as place:
         assert (place.path, place.remote) == (folder, {})
     assert hub.sent(".safetensors") == 0
+
+
+def test_a_token_stays_on_the_hub(
+    hub: Hub, cache: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights lie with somebody else: requests there carry no token."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    _large(hub, pair, cache.parent)
+    with metadata_place("org/large", "target") as place:
+        assert place.remote
+    checkpoint_folder("org/large", "target")
+    assert any(path.startswith("/api/models/org/large") for path in hub.trusted)
+    assert any(path.startswith("/cdn/") for _, path, _ in hub.log)
+    assert not any(path.startswith("/cdn/") for path in hub.trusted)
+
+
+def test_files_that_are_no_part_are_told_and_not_opened(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    folder = _copy(hub, tmp_path)
+    for number in range(20):
+        (folder / f"other-{number}.safetensors").write_bytes(b"no header")
+    hub.add("org/more", folder)
+    with metadata_place("org/more", "target") as place:
+        assert list(place.remote) == ["model.safetensors"]
+        with Checkpoint.open(place, role="target") as checkpoint:
+            assert "other-7.safetensors" in checkpoint.folder_names()
+    assert hub.sent("other-7.safetensors") == 0
 
 
 # --- tools ----------------------------------------------------------------------------------------

@@ -76,6 +76,12 @@ def test_the_real_pair(device: str) -> None:
     assert table.resolve("draft.embed_tokens.weight") == "target.model.embed_tokens.weight"
     assert table.resolve("draft.lm_head.weight") == "draft.lm_head.weight"
     assert "lm_head" not in module.graphs
+    fused = {
+        n for n, g in module.graphs.items() for x in g.nodes if x.op.name == "cached_attention"
+    }
+    if made.fused_attention:
+        assert {"draft.body", "draft.step1"} < fused
+        assert not [x for g in module.graphs.values() for x in g.nodes if x.op.name == "attention"]
 
 
 @pytest.mark.parametrize("device", ONNX_DEVICES)

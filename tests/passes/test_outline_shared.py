@@ -26,7 +26,7 @@ from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.dce import Dce
 from edgecc.passes.dedupe_weights import DedupeWeights, DedupeWeightsOptions
-from edgecc.passes.outline_shared import OutlineShared
+from edgecc.passes.outline_shared import OutlineShared, OutlineSharedOptions
 from edgecc.passes.unroll_markov import UnrollMarkov
 from helpers.modules import check_pass, interface, modules, random_inputs, storage
 from helpers.pairs import (
@@ -430,11 +430,13 @@ def test_aliases_are_one_weight():
 # Properties
 
 
-@given(modules(graphs=3, dead=True), st.integers(0, 5))
-def test_random_modules(module, seed):
+@given(modules(graphs=3, dead=True), st.integers(0, 5), st.booleans())
+def test_random_modules(module, seed, steps):
     """What was outlined is computed nowhere else, unless a graph did so more than once."""
     before, ctx = storage(module), PassContext()
-    check_pass(OutlineShared(), module, random_inputs(module, seed), ctx)
+    check_pass(
+        OutlineShared(OutlineSharedOptions(steps=steps)), module, random_inputs(module, seed), ctx
+    )
     assert storage(module) <= before
     users: dict[tuple[str, ...], set[str]] = {}
     for graph in leaves(module):

@@ -117,6 +117,17 @@ def test_full_acceptance_is_reported_once() -> None:
     assert "the draft is the target" in finding
 
 
+def test_full_acceptance_of_what_a_draft_is_sure_of_is_no_finding() -> None:
+    """Rounds with a threshold that left something out neither count nor start the count again."""
+    sure, doubted = verified(3, withheld=2), verified(1, withheld=2)
+    assert findings([sure] * 600) == []
+    ((place, _),) = findings([verified(3), sure] * 256)
+    assert place == 2 * 256 - 1
+    assert findings(([verified(3)] * 255 + [doubted]) * 2) == []
+    ((place, _),) = findings([verified(0, withheld=1)] * 64)
+    assert place == 64
+
+
 def test_both_findings_in_one_life() -> None:
     found = findings([verified(0)] * 64 + [verified(3)] * 256 + [verified(0)] * 64)
     assert [place for place, _ in found] == [64, 320]

@@ -214,7 +214,8 @@ BAD: list[tuple[Any, str | None]] = [
     ({"prompt": [10**9]}, "request/token-out-of-range"),
     ({"prompt": "\ud800"}, "request/not-unicode"),
     ({"prompt": "a", "suffix": "b"}, "server/unsupported-field"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, "server/unsupported-field"),
+    ({"prompt": "a", "response_format": {"type": "xml"}}, "server/bad-field"),
+    ({"prompt": "a", "guided_json": {}}, "server/unsupported-field"),
     ([], "server/bad-field"),
 ]
 

@@ -9,6 +9,15 @@ from __future__ import annotations
 
 from edgecc.backends.runtime.grammar.compiler import CompiledGrammar, GrammarCompiler
 from edgecc.backends.runtime.grammar.constraint import Constraint
+from edgecc.backends.runtime.grammar.lark import json_rule, lark_string
 from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind
 
-__all__ = ["CompiledGrammar", "Constraint", "Grammar", "GrammarCompiler", "GrammarKind"]
+__all__ = [
+    "CompiledGrammar",
+    "Constraint",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarKind",
+    "json_rule",
+    "lark_string",
+]

@@ -7,28 +7,15 @@ mask.
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
-
 import llguidance
 
-from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind, bad_grammar
+from edgecc.backends.runtime.grammar.lark import lark_of
+from edgecc.backends.runtime.grammar.spec import Grammar, bad_grammar
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import UnsupportedError
 
-WHITE_SPACE = r" |\n[ \t]{0,32}"
-"""Between the tokens of JSON: a space, or a new line with its indentation. Small models would write
-white space without end."""
-
 END_TOKEN = "<|edgecc:end|>"
 """Stands for the end of a text, whatever tokens end it: a request may have none, or others."""
-
-
-HEADER = '%llguidance {"no_forcing": true}\n'
-"""Where only one text is possible, llguidance would allow only the tokens that the tokenizer makes
-of it: not all that the target may write, and none of them if the tokenizer normalizes the text or
-finds a special token in it."""
 
 
 class Matchers:
@@ -61,39 +48,11 @@ class Matchers:
         Raises:
             RequestError: The grammar is malformed or too complex.
         """
-        text = _source(grammar)
+        text = lark_of(grammar)
         matcher = llguidance.LLMatcher(self._tokens, text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise bad_grammar(grammar.kind, _shown(matcher.get_error()))
         return matcher
-
-
-def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's variant of Lark."""
-    if grammar.kind is GrammarKind.LARK:
-        own = "%llguidance" in grammar.text
-        return grammar.text if own else HEADER + grammar.text
-    if grammar.kind is GrammarKind.REGEX:
-        made = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.text))
-        return HEADER + str(made["grammars"][0]["lark_grammar"])  # it has escaped the slashes
-    if grammar.kind is GrammarKind.CHOICE:
-        choices = map(_quoted, json.loads(grammar.text))
-        return HEADER + "start: CHOICE\nCHOICE: " + " | ".join(choices)
-    return HEADER + "start: " + json_rule(json.loads(grammar.text))
-
-
-def _quoted(text: str) -> str:
-    """A text as a string of Lark, which is one of JSON without any control characters."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", quoted)
-
-
-def json_rule(schema: dict[str, Any] | bool) -> str:
-    """JSON that is valid by a schema, as part of a rule."""
-    if schema is not False:
-        options = {"whitespace_pattern": WHITE_SPACE}
-        schema = {**({} if schema is True else schema), "x-guidance": options}
-    return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
 def _limits() -> llguidance.LLParserLimits:

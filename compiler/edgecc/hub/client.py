@@ -60,10 +60,11 @@ class Repository:
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
         try:
-            found = get_cached_repo_tree(self.wanted.repository, revision=self.commit)
+            with self._asking():
+                found = get_cached_repo_tree(self.wanted.repository, revision=self.commit)
         except CachedRepoTreeNotFoundError:
             return None
-        return {file.path: file.size for file in found}
+        return {file.path: file.size for file in found if file.path.isprintable()}
 
     def files(self) -> dict[str, int] | None:
         """Size of every file by name; None if the hub may not be asked, or does not answer.
@@ -85,7 +86,8 @@ class Repository:
                 raise
             self.offline, self._unreachable = True, error
             return None
-        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        found = info.siblings or ()
+        return {f.rfilename: f.size or 0 for f in found if f.rfilename.isprintable()}
 
     def lacking(self, *names: str) -> HubError:
         """The error for files that are not in the cache, when nobody can be asked for them."""
@@ -139,7 +141,7 @@ class Repository:
             )
 
     def read(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes of a file, without the rest of it.
+        """Bytes of a file, without the rest of it; several threads may read at a time.
 
         Raises:
             HubError: The hub refuses, nobody answers, or it gives whole files only.
@@ -156,7 +158,7 @@ class Repository:
         }
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with (
-            self._asking(),
+            hub_errors(self.wanted, self.role),
             get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
         ):
             if response.is_error:
@@ -187,13 +189,14 @@ def _first(chunks: Iterator[bytes], count: int) -> bytes:
 
 def _check_installed(wanted: HubId, role: str) -> None:
     try:
-        import huggingface_hub
-    except ModuleNotFoundError as error:
+        import httpx2
+        from huggingface_hub import HfApi, get_cached_repo_tree, is_offline_mode
+    except ImportError as error:  # other packages bring releases that are too old
         raise UnsupportedError(
             "hub/not-installed",
-            f"there is no folder {wanted}, and a model of the hub needs {error.name}, which is "
-            "not installed",
+            f"there is no folder {wanted}, and a model of the hub needs huggingface_hub 2.4 or "
+            f"newer: {error}",
             where=role,
             help="pip install 'edgecc[hub]', or pass the folder of the checkpoint",
         ) from error
-    del huggingface_hub
+    del httpx2, HfApi, get_cached_repo_tree, is_offline_mode

@@ -27,7 +27,7 @@ def weight_files(names: Collection[str], index: JsonObject | None) -> list[str]:
     weight_map = index.get("weight_map") if index is not None else None
     listed = weight_map.values() if isinstance(weight_map, dict) else ()
     wanted = {SINGLE, *MTP_FILES, *(name for name in listed if isinstance(name, str))}
-    return sorted(wanted.intersection(names))
+    return sorted(name for name in wanted.intersection(names) if "/" not in name)
 
 
 def missing_weights(names: Collection[str], index: JsonObject | None) -> list[str]:

@@ -20,6 +20,7 @@ from edgecc.hub.client import Repository
 _FIRST = 128 * 1024
 """Bytes asked for at once: the headers of nearly all files are shorter."""
 _AT_A_TIME = 4
+_WEIGHTS = ".safetensors"
 
 
 def headers_only(
@@ -34,8 +35,8 @@ def headers_only(
     Args:
         repository: Where it is.
         small: Folder of its small files.
-        names: Of its weight files.
-        sizes: Bytes of each file, by name.
+        names: Of the weight files that belong to it.
+        sizes: Bytes of each file of the repository, by name.
         scratch: An empty folder.
 
     Raises:
@@ -47,8 +48,11 @@ def headers_only(
     folder = scratch / owner / "snapshots" / repository.commit
     folder.mkdir(parents=True)
     for file in sorted(small.iterdir()):
-        if file.is_file() and not file.name.endswith(".safetensors"):
+        if file.is_file() and not file.name.endswith(_WEIGHTS):
             shutil.copyfile(file, folder / file.name)
+    for name in sizes:
+        if name.endswith(_WEIGHTS) and name not in names and "/" not in name:
+            (folder / name).touch()  # never opened, but told that it is there
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         made = pool.map(lambda name: _write_header(repository, name, sizes[name], folder), names)
         remote = {name: RemoteFile(sizes[name], partial(repository.read, name)) for name in names}

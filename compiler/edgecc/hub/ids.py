@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./+-]+))?", re.ASCII)
 MAX_LENGTH = 96
 """Longest `org/name` that the hub has."""
@@ -33,8 +33,10 @@ def parse_id(text: str) -> HubId | None:
     A path of two parts looks the same: what exists as a path is one.
     """
     found = _ID.fullmatch(text)
-    if found is None or len(found["repository"]) > MAX_LENGTH:
+    if found is None:
         return None
-    if any(bad in found["repository"] for bad in ("--", "..")):
+    repository = found["repository"]
+    impossible = "--" in repository or ".." in repository or repository.endswith(".git")
+    if impossible or len(repository) > MAX_LENGTH:
         return None
-    return HubId(found["repository"], found["revision"])
+    return HubId(repository, found["revision"])

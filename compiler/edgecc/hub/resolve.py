@@ -125,11 +125,10 @@ def metadata_place(
         yield Place(_cached(repository))
         return
     small, index = _small(repository, sizes)
-    names = [n for n in sizes if "/" not in n and n.endswith(".safetensors")]
-    if not names:
+    if not any(name.endswith(".safetensors") for name in sizes):
         raise no_weights(role, sorted(sizes))
-    needed = weight_files(sizes, index)
-    if not missing_weights(sizes, index) and all((small / name).exists() for name in needed):
+    names = weight_files(sizes, index)
+    if not missing_weights(sizes, index) and all((small / name).exists() for name in names):
         yield Place(small)
         return
     with tempfile.TemporaryDirectory(prefix="edgecc-hub-") as scratch:

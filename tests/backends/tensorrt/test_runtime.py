@@ -250,7 +250,9 @@ def test_one_wait_and_few_bytes_a_round(make):
         made = engine.rounds.run(np.array([9] * (features - 1) + [step]), start, features, length)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 24
-        assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
+        confidence = 4 * 4
+        read = bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"]
+        assert read == 8 * (4 + ROWS) + confidence
         assert (made.proposals.shape, made.chosen.shape) == ((4,), (ROWS,))
         length, features = start, 2
         start += 2
@@ -266,8 +268,10 @@ def test_rounds_do_what_calls_do(make, module):
     for anchor, accepted in ((3, 0), (5, 4), (2, 3), (8, 3), (1, 4), (4, 0)):
         following = np.array([9] * (len(taps) - 1) + [anchor])
         found = engine.rounds.run(following, start, len(taps), length)
-        proposals = draft.run(draft_inputs(taps, anchor, length))[Role.PROPOSALS][0]
+        drafted = draft.run(draft_inputs(taps, anchor, length))
+        proposals = drafted[Role.PROPOSALS][0]
         np.testing.assert_array_equal(found.proposals, proposals)
+        np.testing.assert_array_equal(found.confidence, drafted[Role.CONFIDENCE][0])
         want = target.run(target_inputs([anchor, *proposals], start))
         np.testing.assert_array_equal(found.chosen, want[Role.CHOSEN_TOKENS][0])
         length, start = start, start + accepted + 1
