@@ -180,7 +180,8 @@ def no_weights(role: str, names: Sequence[str]) -> EdgeccError:
             "checkpoint/pickle",
             f"the weights are pickled ({pickles[0]}): loading them would run code from the file",
             where=role,
-            help="convert the checkpoint to safetensors, for example with the model's own tools",
+            help="edgecc convert FOLDER -o DIR rewrites a pytorch_model.bin as safetensors and "
+            "runs nothing that is in it",
         )
     if ggufs := [n for n in names if n.endswith(".gguf")]:
         return _gguf(role, ggufs[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +60,19 @@ def test_memory_that_is_not_there_is_a_warning_with_a_way_out() -> None:
 def test_little_is_not_worth_a_word() -> None:
     small = replace(PLAN, parts=(PartMemory("target", 10, 20, 0, 5),))
     assert running(small, lowered("cpu"), 1) is None
+
+
+def test_a_language_model_is_evaluated_for_each_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expectations, "TOLD_S", 0.0)
+    monkeypatch.setattr(expectations, "TARGET_S", 0.0)
+    told = []
+    for steps in (1, 4):
+        module = lift(TARGET, TARGET, max_model_len=64, num_speculative_tokens=steps)
+        monkeypatch.setattr(expectations, "DRAFT_S", 1e-3 / steps)
+        found = evaluating([SimpleNamespace(lifted=module, device=get_device("cpu"))])
+        assert found is not None
+        told.append(found.message)
+    assert told[0] == told[1]
 
 
 def test_evaluating_counts_what_graphs_multiply_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+
+def layers_of(contract: str) -> list[str]:
+    """The modules that a contract of layers names."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    contracts = {found["id"]: found for found in tool["importlinter"]["contracts"]}
+    return re.findall(r"\w+", " ".join(contracts[contract]["layers"]))
+
+
 OUTLINE = (
     "edgecc/__init__.py",
     "edgecc/cli.py",
@@ -42,30 +50,7 @@ OUTLINE = (
     "edgecc/backends/onnx/__init__.py",
     "edgecc/backends/onnxruntime/__init__.py",
     "edgecc/backends/runtime/__init__.py",
-    *(
-        f"edgecc/backends/server/{name}.py"
-        for name in (
-            "__init__",
-            "answers",
-            "app",
-            "chat_page",
-            "engine_thread",
-            "errors",
-            "formats",
-            "http",
-            "metrics",
-            "middleware",
-            "options",
-            "protocol",
-            "reading",
-            "replies",
-            "response_models",
-            "running",
-            "service",
-            "tool_calls",
-            "tools",
-        )
-    ),
+    *(f"edgecc/backends/server/{name}.py" for name in ("__init__", *layers_of("server"))),
     "edgecc/backends/tensorrt/__init__.py",
     "edgecc/backends/torch/__init__.py",
 )
@@ -188,9 +173,7 @@ def test_contracts_catch_a_planted_import(outline: Path, module: str, target: st
 
 
 def test_contracts_name_every_engine() -> None:
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    contracts = {contract["id"]: contract for contract in tool["importlinter"]["contracts"]}
-    named = set(re.findall(r"\w+", " ".join(contracts["backends"]["layers"])))
+    named = set(layers_of("backends"))
 
     folders = {path.parent.name for path in (ROOT / "backends").glob("*/__init__.py")}
 

@@ -50,7 +50,7 @@ from edgecc.backends.runtime.stats import (
     SpeculationWarning,
 )
 from edgecc.backends.runtime.tokenizer import Tokenizer
-from edgecc.errors import RequestError
+from edgecc.errors import RequestError, UnsupportedError
 from edgecc.prompt_lookup import PromptLookup
 
 T = TypeVar("T")
@@ -362,6 +362,20 @@ class Generator:
             ),
             grammar=self._compiled(grammar),
         )
+
+    def prepare_grammars(self) -> bool:
+        """Read the tokenizer for grammars now: seconds for large vocabularies, once.
+
+        Returns:
+            Whether there can be grammars: llguidance is installed and reads the tokenizer.
+        """
+        if self._grammars is None:
+            return False
+        try:
+            self._grammars.prepare()
+        except UnsupportedError:
+            return False
+        return True
 
     def close(self) -> None:
         """Release the engine; nothing can be generated afterwards.

@@ -52,6 +52,7 @@ class Service:
         self.metrics = Metrics(options.model_name)
         self._generator = generator
         self._reader = RequestReader(generator, options)
+        generator.prepare_grammars()  # so that no request stops the others for seconds
         self._created = int(time.time())
         try:
             self._tokenizer = generator.tokenizer

@@ -8,10 +8,12 @@ from edgecc.backends.cache import format_size
 from edgecc.device_lowering import Lowered
 from edgecc.devices import LinearForm
 from edgecc.errors import Diagnostic, Severity
+from edgecc.golden import section
 from edgecc.ir.core import Graph, Module
 from edgecc.ir.encodings import NVFP4
 from edgecc.ir.weights import Derived
 from edgecc.memory_plan import MemoryPlan
+from edgecc.roles import Role
 
 TOLD_BYTES = 1 << 30
 """Less memory than this is not worth a word."""
@@ -78,6 +80,9 @@ def evaluating(lowered: Sequence[Lowered]) -> Diagnostic | None:
     """
     module, engines = lowered[0].lifted, sum(bool(x.device.library) for x in lowered)
     counts = {name: _multiplied(graph, module) for name, graph in module.graphs.items()}
+    if "draft" in counts and module.graphs["draft"].by_role(Role.TOKEN_IDS):
+        # A language model is called for each proposal.
+        counts["draft"] *= int(str(section(module, "draft")["num_speculative_tokens"]))
     once = TARGET_S * counts.get("target", 0) + DRAFT_S * counts.get("draft", 0)
     seconds = once * (1 + 2 * engines)
     if seconds < TOLD_S:

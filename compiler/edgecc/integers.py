@@ -29,8 +29,8 @@ def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
     """The inverse of `unpack_int4`: i8 `[N, K]` within -8..7 to u8 `[N/2, K]`; N is even."""
     rows, columns = values.shape
-    nibbles: NDArray[np.uint8] = values.reshape(rows // 2, 2, columns).view(np.uint8) & np.uint8(15)
-    packed: NDArray[np.uint8] = nibbles[:, 0] | nibbles[:, 1] << np.uint8(4)
+    pairs = values.reshape(rows // 2, 2, columns).view(np.uint8)
+    packed: NDArray[np.uint8] = np.bitwise_or(pairs[:, 0] & 15, pairs[:, 1] << 4, dtype=np.uint8)
     return packed
 
 

@@ -425,11 +425,16 @@ class TestRefused:
         assert (result.code, result.id) == (4, "draft/kind")
         assert "complete language model" in result.err
 
-    @pytest.mark.parametrize("path", ["org/model", "/nonexistent", "x" * 5000])
+    @pytest.mark.parametrize("path", ["./org/model", "/nonexistent", "x" * 5000])
     def test_no_such_target(self, edgecc: Command, tmp_path: Path, path: str) -> None:
         result = edgecc("compile", path, "-o", tmp_path / "b")
-        assert result.code == 3
-        assert result.id in ("checkpoint/hub-id", "checkpoint/not-found")
+        assert (result.code, result.id) == (3, "checkpoint/not-found")
+
+    def test_no_such_model(self, edgecc: Command, tmp_path: Path) -> None:
+        """What could be an id of the hub is one if there is no such folder."""
+        result = edgecc("compile", "org/no-such-model", "--offline", "-o", tmp_path / "b")
+        assert (result.code, result.id) == (7, "hub/offline")
+        assert "there is no folder org/no-such-model either" in result.err
 
     def test_the_working_directory(
         self, edgecc: Command, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch

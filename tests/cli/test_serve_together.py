@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -55,8 +56,10 @@ def test_one_compiles_and_the_other_waits(tmp_path: Path, then: signal.Signals) 
     assert compiled == [True, then == signal.SIGKILL]
     verified = process("verify", found.path)
     assert verified.code == 0, verified.err
-    rows = process("cache", "ls", "--cache-dir", tmp_path / "cache").out.splitlines()
-    assert len(rows) == 1
-    assert rows[0].endswith("just now  bundle target for cpu")
+    (row,) = process("cache", "ls", "--cache-dir", tmp_path / "cache").out.splitlines()
+    assert row.endswith("just now  bundle target for cpu")
+    listed = process("cache", "ls", "--json", "--cache-dir", tmp_path / "cache").out
+    (entry,) = json.loads(listed)["entries"]
+    assert (entry["bundle"], entry["in_use"]) == (str(found.path), False)
     assert process("cache", "prune", "--all", "--cache-dir", tmp_path / "cache").code == 0
     assert list(folder.iterdir()) == []

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edgecc.contract.examination import examine
 from edgecc.contract.report import check
 from edgecc.contract.rules import RULES
+from edgecc.errors import EdgeccError
+from edgecc.frontends.options import LiftOptions
 from helpers.broken_cases import CASES
 from helpers.broken_pairs import BAD, FINE, Case, write_pair
 
@@ -37,6 +40,18 @@ def test_broken(case: Case, originals: Path, tmp_path: Path) -> None:
     assert finding.action
     assert report.exit_code == case.code, told
     assert (finding.diagnostic.severity == "error") is (case.code != FINE)
+    if case.code != FINE and case.id != "bind/hidden-mismatch":  # that is for a pass to tell
+        assert_a_compile_says_what_to_do(case, work / "target", draft)
+
+
+def assert_a_compile_says_what_to_do(case: Case, target: Path, draft: Path | None) -> None:
+    options = LiftOptions(components=case.components)
+    found = examine(target, draft, options, metadata_only=True)
+    with pytest.raises(EdgeccError) as caught:
+        found.lifted()
+    found.close()
+    assert caught.value.exit_code == case.code
+    assert all(d.help for d in caught.value.diagnostics)
 
 
 def test_a_pair_as_it_should_be(originals: Path) -> None:

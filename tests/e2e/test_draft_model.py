@@ -157,6 +157,23 @@ def test_the_command(target, tmp_path, capsys):
     assert shown["accepted"] == shown["proposed"] == [2, 2, 2][: len(shown["proposed"])]
 
 
+def test_names_that_mean_one_method_do_not_contradict_each_other(target, tmp_path, capsys):
+    """vLLM's settings beside edgecc's flag; other methods of vLLM are refused with the reason."""
+    run = in_process(capsys)
+    common = ("compile", target, "-o", tmp_path / "b", "--max-model-len", 64, "--dry-run")
+
+    def asked(method, *flags):
+        config = {"method": method, "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+        return run(*common, "--speculative-config", json.dumps(config), *flags)
+
+    assert asked("ngram_gpu", "--spec-method", "ngram").code == 0
+    assert asked("ngram_gpu", "--spec-method", "ngram_gpu").code == 0
+    assert asked("ngram", "--spec-method", "mtp").id == "usage/contradiction"
+    refused = asked("suffix")
+    assert (refused.code, refused.id) == (4, "draft/kind")
+    assert "known from vLLM: it looks up in earlier answers" in refused.err
+
+
 TEXTS = ("def main(", "import os\n\nclass ", "    return self.")
 
 

@@ -89,10 +89,12 @@ def test_deepspec_without_heads_samples_from_the_anchor(tmp_path: Path) -> None:
     made.check()
 
 
+@pytest.mark.parametrize("declared", [True, False, None])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_confidence_head_alone(tmp_path: Path, first: int) -> None:
-    """Without a Markov head it reads the hidden state of the slot that predicts."""
+def test_a_confidence_head_alone(tmp_path: Path, first: int, declared: bool | None) -> None:
+    """Rank 0: it reads the hidden state of the slot that predicts, whatever the flag says."""
     options = {**ZLAB, "confidence_head": True, "sample_from_anchor": not first, "first": first}
+    options["confidence_head_with_markov"] = declared
     made = Pair(tmp_path, **options)
     assert "confidence" in made.found(IDS, 79)
     made.check()
@@ -133,17 +135,6 @@ def test_slots_see_each_other_both_ways(tmp_path: Path) -> None:
     for made in (short, long):
         assert "causal" not in (made.draft_path / "config.json").read_text()
         made.check()
-
-
-@pytest.mark.parametrize("declared", [True, None])
-def test_a_confidence_head_without_markov_head_is_told(
-    tmp_path: Path, declared: bool | None
-) -> None:
-    """Rank 0: it cannot have been trained with the head's embedding, and nothing reads it."""
-    options = {**ZLAB, "confidence_head": True, "confidence_head_with_markov": declared}
-    made = pair(tmp_path, **options)
-    made.check()
-    assert [d for d in made.lifted.module.decisions if "confidence_head.proj.weight" in d]
 
 
 def test_fewer_proposals_are_the_first_ones(tmp_path: Path) -> None:

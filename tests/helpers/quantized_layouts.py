@@ -122,26 +122,28 @@ def gptq_symmetric(weight: Array) -> Packed:
 
 
 def packed_int4(weight: Array, *, symmetric: bool = True, order: bool = False) -> Packed:
-    columns = weight.shape[1]
-    codes, scale, zero = integers(weight, BF16)
+    """With an order, the columns of each group lie apart."""
+    place = np.arange(weight.shape[1])
+    index = (place * 5 % len(place) // GROUP if order else place // GROUP).astype(np.int32)
+    by_group = np.argsort(index, kind="stable")
+    together = weight[:, by_group]
+    codes, scale, zero = integers(together, BF16)
     if symmetric:
-        groups = grouped(weight.astype(np.float64), GROUP)
+        groups = grouped(together.astype(np.float64), GROUP)
         scale = (np.abs(groups).max(2) / 7 + 1e-4).astype(BF16)
-        codes = np.clip(np.rint(weight / spread(scale, GROUP)) + 8, 0, 15).astype(np.int64)
+        codes = np.clip(np.rint(together / spread(scale, GROUP)) + 8, 0, 15).astype(np.int64)
         zero = np.full(scale.shape, 8)
+    back = np.argsort(by_group)
     tensors = {
-        ".weight_packed": words(codes, 1),
+        ".weight_packed": words(codes[:, back], 1),
         ".weight_scale": scale,
         ".weight_shape": np.array(weight.shape, np.int64),
     }
     if not symmetric:
         tensors[".weight_zero_point"] = words(zero, 0)
-    values = values_of(codes, scale, zero)
     if order:
-        index = (np.arange(columns) * 5 % columns // GROUP).astype(np.int32)
         tensors[".weight_g_idx"] = index
-        values = ((codes - zero[:, index]) * scale.astype(np.float64)[:, index]).astype(np.float32)
-    return tensors, values
+    return tensors, values_of(codes, scale, zero)[:, back]
 
 
 def e2m1(units: Array) -> tuple[Array, Array]:

@@ -230,6 +230,13 @@ def test_llguidance_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="need llguidance") as caught:
         GrammarCompiler(TOKENIZER, NUM_TOKENS).compile(Grammar.regex("a"))
     assert "edgecc[grammar]" in str(caught.value)
+    assert not make_generator()[0].prepare_grammars()
+
+
+def test_what_is_prepared_is_used() -> None:
+    generator, _ = make_generator()
+    assert generator.prepare_grammars()
+    assert generator.request(token_ids=[1], grammar=Grammar.regex("a")).grammar is not None
 
 
 def test_bytes_of_a_character_come_one_by_one() -> None:

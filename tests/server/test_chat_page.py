@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 httpx = pytest.importorskip("httpx")
 
 TEXT = "def f(x):"
+get = partial(httpx.get, timeout=60)
 STATIC = Path(chat_page.__file__).parent / "static"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 QUIET = (
@@ -43,7 +45,7 @@ def server(serve: Any) -> Iterator[Server]:
 def test_the_files_load_nothing_from_elsewhere(server: Server) -> None:
     texts = {}
     for path in chat_page.PAGE_PATHS:
-        answer = httpx.get(f"{server.url}{path}")
+        answer = get(f"{server.url}{path}")
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -63,13 +65,13 @@ def test_the_files_load_nothing_from_elsewhere(server: Server) -> None:
 
 def test_a_server_without_it(serve: Any) -> None:
     with serve(chat_page=False) as server:
-        codes = {httpx.get(f"{server.url}{path}").status_code for path in chat_page.PAGE_PATHS}
+        codes = {get(f"{server.url}{path}").status_code for path in chat_page.PAGE_PATHS}
 
     assert codes == {404}
 
 
 def test_it_is_no_part_of_the_api(server: Server) -> None:
-    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    paths = get(f"{server.url}/openapi.json").json()["paths"]
 
     assert not chat_page.PAGE_PATHS & set(paths)
 
@@ -101,7 +103,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: findings.append(str(error)))
 
         def console(message: Any) -> None:

@@ -43,7 +43,7 @@ def document(server: Server) -> Any:
 def alive(server: Server) -> Iterator[None]:
     yield
     body = {"prompt": "def f(x):", "max_tokens": MOST}
-    assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     engine = server.service.engine
     assert (engine.running, engine.waiting) == (0, 0)
 
@@ -85,7 +85,7 @@ def test_every_request(document: Any, method: str, path: str, mode: str) -> None
     @given(operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
     def send(case: Any) -> None:
         case.body = short(case.body)
-        answer = case.call()
+        answer = case.call(timeout=60)
         # What is good by the document may still be too much for this model: that is a 400 as well.
         case.validate_response(
             answer, excluded_checks=[schemathesis.checks.positive_data_acceptance]

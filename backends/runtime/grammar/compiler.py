@@ -75,11 +75,23 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
             return found
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def prepare(self) -> None:
+        """Read the tokenizer now; otherwise the first grammar has to wait for it.
+
+        Raises:
+            UnsupportedError: As `compile`.
+        """
+        with self._lock:
+            self._read_tokenizer()
+
+    def _read_tokenizer(self) -> Matchers:
         if self._matchers is None:
             self._matchers = _matchers(self._tokenizer)
-        matcher = self._matchers.make(grammar)
-        compiled = CompiledGrammar(matcher, self._num_tokens, self._matchers.end_id)
+        return self._matchers
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        matchers = self._read_tokenizer()
+        compiled = CompiledGrammar(matchers.make(grammar), self._num_tokens, matchers.end_id)
         # The first step finds most of what is too complex, and grammars that fit no text.
         if compiled.start(()).finished:
             raise bad_grammar(grammar.kind, "only the empty text fits it")

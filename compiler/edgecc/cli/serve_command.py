@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,7 +11,6 @@ import click
 
 from edgecc.backends.bundle_manifest import MANIFEST
 from edgecc.cli.cache_options import cache_dir_option
-from edgecc.cli.compile_command import models_of
 from edgecc.cli.options import (
     Command,
     common,
@@ -24,58 +20,20 @@ from edgecc.cli.options import (
     offline_option,
 )
 from edgecc.cli.output import Console
-from edgecc.errors import Diagnostic, Severity, UnsupportedError, UsageError
+from edgecc.cli.pair_options import PAIR_FLAGS, draft_options, models_of, size_options
+from edgecc.cli.server_flags import open_to_all, server_options
+from edgecc.errors import UnsupportedError, UsageError
 from edgecc.hub_layout import checkpoint_name
 from edgecc.paths import local_path
 
 if TYPE_CHECKING:
     from edgecc.backends.server import ServerOptions
 
-KEY_VARIABLE = "EDGECC_API_KEY"
-
-_COMPILE_FLAGS = (
-    "draft",
-    "speculative_config",
-    "max_model_len",
-    "max_input_len",
-    "max_batch_size",
-)
-
 
 @click.command(cls=Command, name="serve", short_help="Serve a bundle with OpenAI's API.")
 @click.argument("source", metavar="BUNDLE|TARGET")
-@click.option(
-    "--draft",
-    "--draft-model-dir",
-    "--draft-model",
-    "draft",
-    metavar="DIR|ID",
-    help="Draft checkpoint of a TARGET.",
-)
-@click.option("--speculative-config", metavar="JSON|@FILE", help="The same as JSON, as for vLLM.")
-@click.option(
-    "--max-model-len",
-    "--max-seq-len",
-    "--max-kv-cache-capacity",
-    "max_model_len",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Prompt and answer together, of a TARGET; default: 8192 or what it was trained for.",
-)
-@click.option(
-    "--max-input-len",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Longest prompt, of a TARGET.",
-)
-@click.option(
-    "--max-batch-size",
-    "--max-num-seqs",
-    "max_batch_size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most sequences at a time, of a TARGET; default: 1.",
-)
+@draft_options("Draft checkpoint of a TARGET.")
+@size_options("of a TARGET")
 @components_option
 @offline_option
 @cache_dir_option
@@ -168,9 +126,9 @@ def command(console: Console, source: str, **flags: Any) -> int:
 
     wanted = hub_id(source, "target", console.finding)
     name = wanted.repository if wanted else checkpoint_name(local_path(source, "bundle"))
-    options = _options(name, flags)
-    if not options.api_keys and not _is_local(flags["host"]):
-        console.finding(_open_to_all(flags["host"]))
+    options = server_options(name, flags)
+    if finding := open_to_all(flags["host"], options):
+        console.finding(finding)
     with bind(flags["host"], flags["port"]) as listener, _bundle(console, source, flags) as bundle:
         generator = edgecc.load(
             bundle,
@@ -208,7 +166,7 @@ def _bundle(console: Console, source: str, flags: dict[str, Any]) -> Iterator[Pa
         source, "target", offline=flags["offline"], progress=console.progress()
     )
     if (path / MANIFEST).exists() or not (path / "config.json").exists():
-        given = [name for name in _COMPILE_FLAGS if flags[name] is not None]
+        given = [name for name in PAIR_FLAGS if flags[name] is not None]
         if given:
             raise UsageError(
                 "usage/compiled",
@@ -271,70 +229,6 @@ def _compiled(
     return cached_bundle(root, target, place, options, build, on_wait)
 
 
-def _options(model_name: str, flags: dict[str, Any]) -> ServerOptions:
-    """What the flags and the environment say.
-
-    Args:
-        model_name: Of the model, where no flag says another.
-        flags: Of the command.
-
-    Raises:
-        UsageError: A value cannot be used.
-    """
-    from edgecc.backends.server import ServerOptions
-
-    if flags["api_key"] is not None:
-        raise UsageError(
-            "usage/api-key",
-            "an API key on the command line can be read by other users of the machine",
-            help=f"set the variable {KEY_VARIABLE}",
-        )
-    name = flags["served_model_name"]
-    return ServerOptions(
-        model_name=model_name if name is None else name,
-        api_keys=_api_keys(),
-        max_queued_requests=flags["max_queued_requests"],
-        queue_timeout_s=flags["queue_timeout"],
-        max_request_bytes=flags["max_request_bytes"],
-        num_speculative_tokens=flags["num_speculative_tokens"],
-        speculation=not flags["no_speculation"],
-        confidence_threshold=flags["confidence_threshold"],
-        strict=flags["strict"],
-        metrics=flags["metrics"],
-        chat_page=flags["chat_page"],
-        chat_template=_template(flags["chat_template"]),
-    )
-
-
-def _api_keys() -> tuple[str, ...]:
-    """The keys of the environment.
-
-    Raises:
-        UsageError: The variable is set and has none: then nobody would be kept out.
-    """
-    text = os.environ.get(KEY_VARIABLE)
-    if text is None:
-        return ()
-    keys = tuple(key for key in re.split(r"[,\s]+", text) if key)
-    if not keys:
-        raise UsageError(
-            "usage/api-key", f"{KEY_VARIABLE} is set, but has no key", help="set or unset it"
-        )
-    return keys
-
-
-def _template(name: str | None) -> str | None:
-    if name is None:
-        return None
-    path = local_path(name, "chat template")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            "usage/chat-template", f"cannot be read: {error}", where=str(path)
-        ) from error
-
-
 def _check_proposals(generator: Any, options: ServerOptions) -> None:
     """What is asked for by default must be possible: else each request would fail.
 
@@ -354,22 +248,6 @@ def _check_proposals(generator: Any, options: ServerOptions) -> None:
         )
     lookup = check_lookup(None, generator.model)
     check_confidence_threshold(options.confidence_threshold, generator.model, lookup)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _open_to_all(host: str) -> Diagnostic:
-    return Diagnostic(
-        "serve/no-key",
-        f"whoever reaches {host} can use the model",
-        help=f"set {KEY_VARIABLE}, or leave out --host",
-        severity=Severity.WARNING,
-    )
 
 
 def _check_installed() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgecc.contract.pair import Pair, Side, side_of
-from edgecc.contract.rules import RULES
-from edgecc.errors import Diagnostic, Severity
+from edgecc.contract.rules import RULES, manual_for
+from edgecc.errors import Diagnostic, EdgeccError, Severity
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.checkpoint_files import Place
 from edgecc.frontends.gather import Gather, merged
@@ -34,10 +34,13 @@ class Examination:
         """The module of a pair that is as it should be.
 
         Raises:
-            InputError: Something is bad.
-            UnsupportedError: Something is not supported.
+            InputError: Something is bad. Each finding says what to do: itself, or its rule.
+            UnsupportedError: Something is not supported. Likewise.
         """
-        self.errors.raise_found()
+        try:
+            self.errors.raise_found()
+        except EdgeccError as error:
+            raise type(error)(*map(_with_action, error.diagnostics)) from error
         assert self.module is not None
         return self.module
 
@@ -94,6 +97,11 @@ def examine(
             found.module = None if found.errors.errors else module
     _run_rules(found, notes)
     return found
+
+
+def _with_action(diagnostic: Diagnostic) -> Diagnostic:
+    manual = None if diagnostic.help else manual_for(diagnostic.id)
+    return diagnostic if manual is None else replace(diagnostic, help=manual.action)
 
 
 def _run_rules(found: Examination, notes: bool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from edgecc.contract.examination import Examination, examine
 from edgecc.contract.precision import Row, precision_table
-from edgecc.contract.rule import Manual, manual_of
-from edgecc.contract.rules import RULES
+from edgecc.contract.rule import Manual
+from edgecc.contract.rules import manual_for
 from edgecc.errors import Diagnostic, EdgeccError, InputError, Severity
 from edgecc.frontends.gather import merged
 from edgecc.frontends.options import LiftOptions
@@ -153,7 +153,7 @@ def _report(found: Examination, notes: list[Diagnostic], strict: bool) -> CheckR
         code = InputError.exit_code if warned else code
     return CheckReport(
         exit_code=code,
-        findings=tuple(Finding(d, _manual(d.id)) for d in (*told, *others)),
+        findings=tuple(Finding(d, manual_for(d.id)) for d in (*told, *others)),
         table=tuple(precision_table(found)),
         decisions=(
             *(() if found.module is None else _decisions(found.module)),
@@ -194,10 +194,6 @@ def _ropes(module: Module) -> Iterator[tuple[str, str]]:
 
 def _order(error: EdgeccError) -> int:
     return error.exit_code
-
-
-def _manual(id: str) -> Manual | None:
-    return next((manual_of(rule) for rule in RULES if id in rule.ids), None)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -156,13 +156,13 @@ class AwqInt4(_Transposed):
 
     def codes(self, table: WeightTable, symbol: str, start: int, stop: int) -> Array:
         """Unpacked and transposed."""
-        return _rows(words.in_awq_order(self._columns(table, symbol, start, stop)), start, stop)
+        return _cut(words.in_awq_order(self._columns(table, symbol, start, stop)), start, stop)
 
     def zero_points(
         self, table: WeightTable, symbol: str, start: int, stop: int, params: Mapping[str, Param]
     ) -> Array:
         """In the order of the codes."""
-        return _rows(words.in_awq_order(self._columns(table, symbol, start, stop)), start, stop)
+        return self.codes(table, symbol, start, stop)
 
 
 class GptqInt4(_Transposed):
@@ -191,7 +191,7 @@ class GptqInt4(_Transposed):
         """Eight rows share a word."""
         stored = self._columns(table, symbol, start, stop)
         stored = words.next_zero_points(np.ascontiguousarray(stored)) if params["v1"] else stored
-        return _rows(words.along_columns(stored), start, stop)
+        return _cut(words.along_columns(stored).T, start, stop)
 
 
 class PackedInt4(Words):
@@ -223,7 +223,7 @@ class PackedInt4(Words):
         """Eight rows share a word."""
         first, last = start // words.CODES, -(-stop // words.CODES)
         stored = words.along_rows(table.read(symbol, first, last)["weight"])
-        return stored[:, start - first * words.CODES : stop - first * words.CODES].T
+        return _cut(stored.T, start, stop)
 
 
 def _two(shape: IntShape) -> tuple[int, int]:
@@ -232,10 +232,10 @@ def _two(shape: IntShape) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _rows(by_column: Array, start: int, stop: int) -> Array:
-    """Rows of whole words, `[A, 8 B]`, cut to those that are wanted and transposed."""
-    skipped = start - start // words.CODES * words.CODES
-    return by_column[:, skipped : skipped + stop - start].T
+def _cut(rows: Array, start: int, stop: int) -> Array:
+    """Rows of whole words, cut to those that are wanted."""
+    skipped = start % words.CODES
+    return rows[skipped : skipped + stop - start]
 
 
 def _signed(codes: Array) -> Array:

@@ -21,8 +21,8 @@ OFFSET = 8
 V1_ZERO_POINTS = 0x1111_1111
 """What words of zero points lack in GPTQ's first format: one in every code."""
 
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in an AWQ word the codes of eight neighbours are: AutoAWQ's `AWQ_REVERSE_ORDER`."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours each code of an AWQ word is: AutoAWQ's `AWQ_ORDER`."""
 
 
 def unpack(words: NDArray[np.int32]) -> NDArray[np.uint8]:
@@ -41,13 +41,29 @@ def along_columns(words: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 def along_rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Words of neighbours in a column, transposed: i32 `[A, B]` to u8 `[B, 8 A]`."""
-    codes = unpack(words).transpose(1, 0, 2)
-    return codes.reshape(words.shape[1], CODES * words.shape[0])
+    return along_columns(words.T)
 
 
 def in_awq_order(words: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Words of neighbours in a row, in AutoAWQ's GEMM order: i32 `[A, B]` to u8 `[A, 8 B]`."""
-    return unpack(words)[..., _AWQ_PLACES].reshape(len(words), CODES * words.shape[1])
+    """Words of neighbours in a row, in AutoAWQ's GEMM order, transposed.
+
+    Args:
+        words: i32 `[A, B]`.
+
+    Returns:
+        u8 `[8 B, A]`.
+    """
+    # Whole words are transposed and then taken apart: four times as fast as the other way round.
+    turned = np.ascontiguousarray(words.T)
+    parts = turned.view(np.uint8).reshape(*turned.shape, CODES // 2)
+    out = np.empty((len(turned), CODES, turned.shape[1]), np.uint8)
+    for place, neighbour in enumerate(_AWQ_ORDER):
+        code, row = parts[..., place // 2], out[:, neighbour]
+        if place % 2:
+            np.right_shift(code, 4, out=row)
+        else:
+            np.bitwise_and(code, 15, out=row)
+    return out.reshape(CODES * len(turned), turned.shape[1])
 
 
 def next_zero_points(words: NDArray[np.int32]) -> NDArray[np.int32]:

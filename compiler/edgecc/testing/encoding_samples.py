@@ -54,7 +54,7 @@ ENCODINGS: Mapping[type[Encoding], tuple[Encoding, ...]] = {
         Int4(4, scale_dtype=DType.F16),
         Int4(2, zero_point=True, scale_dtype=DType.BF16),
         Int4(2, zero_point=True, ordered=True),
-        Int4(4, ordered=True),
+        Int4(2, ordered=True),
     ),
     Int8Block: (Int8Block(4), Int8Block(3), Int8Block(1)),
 }
@@ -88,8 +88,9 @@ def random_weight(encoding: Encoding, shape: IntShape, seed: int) -> Inline:
 def _fill(rng: np.random.Generator, name: str, component: Component, seed: int) -> Array:
     dtype, shape = component.dtype, component.shape
     if component.below is not None:
-        steps = np.arange(prod(shape)) * (3 if seed == 2 else 1)
-        return (steps % max(1, component.below)).reshape(shape).astype(dtype.numpy)
+        steps = np.arange(prod(shape)) % max(1, component.below)
+        chosen = component.below - 1 - steps if seed == 2 else steps
+        return chosen.reshape(shape).astype(dtype.numpy)
     if "scale" in name:
         if prod(shape) == 1 and not component.rows:
             return np.full(shape, 0.125 if seed == 2 else 0.0625).astype(dtype.numpy)

@@ -27,7 +27,7 @@ from edgecc.testing.encoding_samples import ENCODINGS, encodings_of
 from edgecc.testing.expressions import Expr, Wanted, floats, indices
 from edgecc.testing.families import RULES
 from edgecc.testing.rules import Budget
-from edgecc.testing.weight_trees import add_weight, weights
+from edgecc.testing.weight_trees import add_weight, weights, word_weights
 
 _ROWS: tuple[Shape, ...] = (
     (sym("t"),),
@@ -117,7 +117,8 @@ def modules(
                 emit(tree)
         emit.return_caches()
     if dead and draw(st.booleans()):
-        module.weights.derive("unread", "concat_rows", (add_weight(module, draw(weights(2, 2))),))
+        of = draw(st.one_of(weights(2, 2), word_weights(2, 8)))
+        module.weights.derive("unread", "concat_rows", (add_weight(module, of),))
     return module
 
 
@@ -137,6 +138,7 @@ def _results(widths: Sequence[int]) -> list[Wanted]:
     """What outputs are, unless the caller says: rows of features, indices, caches."""
     return [
         *(floats(*rows, width) for rows in _ROWS for width in widths),
+        floats(),
         *(indices(below, *rows) for rows in _ROWS[:4] for below in (5, 11)),
         *(floats(sym("b"), heads, 5, 2) for heads in (1, 2)),
     ]

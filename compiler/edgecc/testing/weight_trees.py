@@ -13,8 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from hypothesis import strategies as st
 
+from edgecc.ir import words
 from edgecc.ir.core import Module
-from edgecc.ir.encodings import NVFP4, Dense, Encoding, IntShape
+from edgecc.ir.encodings import NVFP4, Dense, Encoding, Int4, IntShape
 from edgecc.ir.quantize import target_encoding
 from edgecc.ir.recipes import RECIPES
 from edgecc.ir.types import DType
@@ -153,10 +154,37 @@ def weight_trees(
         if packed:
             nvfp4 = st.builds(Bytes, st.just(shape), st.sampled_from(packed), SEEDS)
             options.append(nvfp4.map(lambda of: Made("int8_codes", (of,))))
+        if any(isinstance(e, Int4) for e in held) and 0 not in shape:
+            options.append(word_weights(*shape))
         if unbound:
             role = st.sampled_from(["lm_head", "embed_tokens"])
             options.append(st.builds(Missing, st.just(shape), role))
     return st.one_of(options)
+
+
+def word_weights(rows: int, columns: int) -> st.SearchStrategy[WeightTree]:
+    """Words of 4-bit codes in one of the orders that can hold the shape, neighbours in a group."""
+    along_rows, along_columns = -(-rows // words.CODES), columns // words.CODES
+
+    def make(recipe: str, groups: int, zero_point: bool, scale: DType, seed: int) -> WeightTree:
+        codes, scales, zeros = {
+            "awq_int4": ((columns, along_rows), (groups, rows), (groups, along_rows)),
+            "gptq_int4": ((along_columns, rows), (groups, rows), (groups, along_rows)),
+            "packed_int4": ((rows, along_columns), (rows, groups), (along_rows, groups)),
+        }[recipe]
+        inputs = [Bytes(codes, Dense(DType.I32), seed), Bytes(scales, Dense(scale), seed)]
+        if zero_point:
+            inputs.append(Bytes(zeros, Dense(DType.I32), seed))
+        flags: dict[str, Param] = {"ordered": False, "zero_point": zero_point}
+        if recipe == "gptq_int4":
+            flags["v1"] = seed > 0
+        return Made(recipe, tuple(inputs), tuple(sorted(flags.items())))
+
+    filled = ("gptq_int4", "packed_int4") if columns % words.CODES == 0 else ()
+    groups = [g for g in (1, 2) if columns % g == 0]
+    scales = st.sampled_from((DType.F32, DType.F16))
+    recipes = st.sampled_from(("awq_int4", *filled))
+    return st.builds(make, recipes, st.sampled_from(groups), st.booleans(), scales, SEEDS)
 
 
 def _stacked(shape: IntShape, encodings: Sequence[Encoding]) -> st.SearchStrategy[WeightTree]:

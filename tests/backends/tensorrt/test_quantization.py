@@ -31,6 +31,10 @@ def calibrated(n: Net, encoding: NVFP4 | FP8, name: str = "w", scale: float = 0.
         whole = nvfp4.global_scale(np.abs(values).max())
         codes, scales = nvfp4.quantize(values, whole, encoding.block)
         parts = {"weight": codes, "weight_scale": scales, "weight_scale_2": whole}
+        if encoding.divisor:
+            parts["weight_global_scale"] = np.float32(1) / parts.pop("weight_scale_2")
+            inverse = np.float32(1) / np.float32(scale)
+            return n.stored(name, (64, WIDTH), encoding, {**parts, "input_global_scale": inverse})
     else:
         axis = 1 if encoding.scaling == "channel" else None
         scales = fp8.scale_of(np.abs(values).max(axis=axis))
@@ -40,6 +44,7 @@ def calibrated(n: Net, encoding: NVFP4 | FP8, name: str = "w", scale: float = 0.
 
 FORMS = {
     "nvfp4": (NVFP4(input_scale=True), "sm120"),
+    "nvfp4 divided": (NVFP4(input_scale=True, divisor=True), "sm120"),
     "fp8": (FP8(input_scale=True), "sm89"),
     "fp8 channel": (FP8("channel", input_scale=True), "sm120"),
 }

@@ -329,7 +329,9 @@ def test_two_graphs_for_a_number_of_features(make):
         assert bundle.cuda.launched - launched == (1 if step > 1 else 0)
         assert bundle.cuda.synchronized == waits + 1
         assert bundle.cuda.copied["HostToDevice"] - moved["HostToDevice"] == 40
-        assert bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"] == 8 * (4 + ROWS)
+        confidence = 4 * 4
+        read = bundle.cuda.copied["DeviceToHost"] - moved["DeviceToHost"]
+        assert read == 8 * (4 + ROWS) + confidence
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecc.contract.rule import Rule
+from edgecc.contract.rule import Manual, Rule, manual_of
 from edgecc.contract.rules import (
     configs,
     drafts,
@@ -48,3 +48,8 @@ RULES: tuple[type[Rule], ...] = (
     tensors.Vision,
 )
 """In the order a reader meets what they are about: files, config, tensors, pair."""
+
+
+def manual_for(id: str) -> Manual | None:
+    """The manual of the rule that explains a finding; None if no rule does."""
+    return next((manual_of(rule) for rule in RULES if id in rule.ids), None)

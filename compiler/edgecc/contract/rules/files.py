@@ -66,7 +66,7 @@ class ModelHub(Rule):
 
 
 class FileFormat(Rule):
-    """Weights are safetensors: nothing is ever unpickled.
+    """Weights are safetensors: nothing from a file is ever run.
 
     What it checks
         Folders that hold only pickled weights or GGUF files, and files that carry the name of a
@@ -77,13 +77,18 @@ class FileFormat(Rule):
         told apart from a damaged one, because the cure is another.
 
     What to do
-        Convert pickled weights to safetensors, fetch the real file behind a pointer, or pass the
-        checkpoint a GGUF file was made from.
+        Rewrite pickled weights with `edgecc convert`, fetch the real file behind a pointer, or pass
+        the checkpoint a GGUF file was made from. A file that names code cannot be converted.
     """
 
     name = "file-format"
     ids: ClassVar[Mapping[str, str]] = {
         "checkpoint/pickle": "the weights are pickled",
+        "checkpoint/torch-format": "pickled weights are of the format before PyTorch 1.6",
+        "checkpoint/torch-damaged": "pickled weights are damaged",
+        "checkpoint/torch-code": "pickled weights name code to be run",
+        "checkpoint/torch-strides": "a pickled tensor is a view that skips or swaps elements",
+        "checkpoint/nothing-to-convert": "there is no pytorch_model.bin to convert",
         "checkpoint/gguf": "the weights are a GGUF file",
         "checkpoint/not-safetensors": "a file is something else than its name says",
         "checkpoint/lfs-pointer": "a Git LFS pointer stands in for the file",
