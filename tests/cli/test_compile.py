@@ -189,7 +189,8 @@ class TestSpeculativeConfig:
             ("[" * 100_000, "usage/json", "not usable as JSON"),
             ('{"model": "a", "model": "b"}', "usage/json", "occurs twice"),
             ('{"modle": "a"}', "usage/speculative-config", "did you mean 'model'?"),
-            ('{"revision": "a"}', "usage/speculative-config", "known from vLLM"),
+            ('{"revision": "a"}', "usage/speculative-config", "goes with a model of the hub"),
+            ('{"quantization": "fp8"}', "usage/speculative-config", "known from vLLM"),
             ('{"model": 3}', "usage/speculative-config", "model must be a string"),
             ('{"method": []}', "usage/speculative-config", "method must be a string"),
             ('{"num_speculative_tokens": 0}', "usage/speculative-config", "is 0"),
@@ -218,12 +219,12 @@ class TestSpeculativeConfig:
 
     def test_unknown_method(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         """The method is what is wrong, with a number of proposals as without."""
-        config = '{"method": "qwen3_5_mtp", "num_speculative_tokens": 2}'
+        config = '{"method": "deepseek_mtp", "num_speculative_tokens": 2}'
         flags = ("-o", tmp_path / "b", "--speculative-config", config)
         result = edgecc("compile", target, *flags)
         assert (result.code, result.id) == (4, "draft/kind")
-        assert "method 'qwen3_5_mtp' is not supported" in result.err
-        assert "valid: auto, dflash, dspark, eagle3, mtp" in result.err
+        assert "method 'deepseek_mtp' is not supported" in result.err
+        assert "supported: auto, dspark, dflash, eagle3, draft_model, mtp, ngram" in result.err
 
     def test_a_file_that_is_no_text(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
         (tmp_path / "c.json").write_bytes(b"\xff\xfe{}")
@@ -421,9 +422,11 @@ class TestRefused:
         assert (result.code, result.id) == (3, "draft/needs-target")
 
     def test_a_target_as_its_own_draft(self, edgecc: Command, tmp_path: Path, target: Path) -> None:
-        result = edgecc("compile", target, "--draft", target, "-o", tmp_path / "b")
+        """A language model may draft for another, and for itself; it is no DSpark draft."""
+        asked = ("compile", target, "--draft", target, "-o", tmp_path / "b", "--dry-run")
+        assert edgecc(*asked).code == 0
+        result = edgecc(*asked, "--spec-method", "dspark")
         assert (result.code, result.id) == (4, "draft/kind")
-        assert "complete language model" in result.err
 
     @pytest.mark.parametrize("path", ["./org/model", "/nonexistent", "x" * 5000])
     def test_no_such_target(self, edgecc: Command, tmp_path: Path, path: str) -> None:
