@@ -426,7 +426,7 @@ class TestRefused:
         asked = ("compile", target, "--draft", target, "-o", tmp_path / "b", "--dry-run")
         assert edgecc(*asked).code == 0
         result = edgecc(*asked, "--spec-method", "dspark")
-        assert (result.code, result.id) == (4, "draft/kind")
+        assert (result.code, result.id) == (2, "usage/spec-method")
 
     @pytest.mark.parametrize("path", ["./org/model", "/nonexistent", "x" * 5000])
     def test_no_such_target(self, edgecc: Command, tmp_path: Path, path: str) -> None:
