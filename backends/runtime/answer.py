@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgecc.backends.runtime.decoder import FinishReason, Round
 from edgecc.backends.runtime.request import Request
+from edgecc.backends.runtime.round import FinishReason, Round
 from edgecc.backends.runtime.sampling import TokenLogprobs
 from edgecc.backends.runtime.stats import AcceptanceMonitor, Stats
 from edgecc.backends.runtime.text import TextBuilder

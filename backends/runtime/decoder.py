@@ -11,71 +11,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from time import perf_counter
 from typing import TypeAlias
 
 from edgecc.backends.base import IntArray
-from edgecc.backends.runtime.adaptive import AdaptiveLength
 from edgecc.backends.runtime.calls import Steps
 from edgecc.backends.runtime.grammar import Constraint
 from edgecc.backends.runtime.image_prompt import PromptImages
-from edgecc.backends.runtime.lookup import TokenHistory
-from edgecc.backends.runtime.model_info import DraftInfo, ModelInfo
+from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.proposals import ConfidenceThreshold, Proposals
-from edgecc.backends.runtime.sampling import Sampler, SamplingParams, TokenLogprobs
+from edgecc.backends.runtime.round import Lap, Limits, Round
+from edgecc.backends.runtime.sampling import Sampler, SamplingParams
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import BackendError
-from edgecc.prompt_lookup import PromptLookup
 
 Choose: TypeAlias = Callable[[int], int]
 """The target's token of a row of a verification. It is asked in order, for rows it commits only."""
 
 _Verified: TypeAlias = tuple[tuple[int, ...], int, Choose]
 """The proposals that were verified, how many were withheld, and the target's tokens."""
-
-
-class FinishReason(StrEnum):
-    """Why a text ended: at a stop token or stop string, or at a limit of length."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """Where the time of a round went, in seconds: target calls, draft calls, everything else."""
-
-    target: float
-    draft: float
-    host: float
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one step of a decoder committed.
-
-    Attributes:
-        tokens: The committed tokens, cut at the number of tokens asked for.
-        proposed: What the draft proposed and was to be verified.
-        accepted: Leading proposals that were kept, before any cut. A stop token is never counted
-            as accepted, even if the draft proposed it: it is the round's own token.
-        seconds: Where the time went.
-        is_prompt: The round that read the prompt and chose the first token, with no verification.
-        finish_reason: Set on the last round.
-        logprobs: Of each of `tokens`; empty unless asked for.
-        withheld: Further proposals, which the draft was not sure enough of.
-    """
-
-    tokens: tuple[int, ...]
-    proposed: tuple[int, ...]
-    accepted: int
-    seconds: Seconds
-    is_prompt: bool = False
-    finish_reason: FinishReason | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    withheld: int = 0
 
 
 class Decoder(ABC):
@@ -166,7 +119,7 @@ class Decoder(ABC):
         params = SamplingParams() if sampling is None else sampling
         self._sampler = Sampler(params, token_ids, self._model.num_tokens, constraint)
         room = min(self._model.max_model_len, session.capacity) - len(token_ids)
-        limits = _Limits(min(max_new_tokens, room), frozenset(stop_ids), self._sampler)
+        limits = Limits(min(max_new_tokens, room), frozenset(stop_ids), self._sampler)
         if limits.left < 1:
             return
         yield self._first_round(token_ids, limits, images)
@@ -174,11 +127,11 @@ class Decoder(ABC):
             yield self._next_round(limits)
 
     def _first_round(
-        self, token_ids: Sequence[int] | IntArray, limits: _Limits, images: PromptImages | None
+        self, token_ids: Sequence[int] | IntArray, limits: Limits, images: PromptImages | None
     ) -> Steps[Round]:
         """Read the prompt and choose a token."""
         session = self._session
-        lap = _Lap(session)
+        lap = Lap(session)
         drafting = self._drafting(len(token_ids))
         logits = yield from session.prefill(token_ids, features=drafting, images=images)
         token = self._sampler.choose(logits)
@@ -187,10 +140,10 @@ class Decoder(ABC):
         logprobs = self._sampler.take_logprobs()
         return Round(tokens, (), 0, lap.end(), True, reason, logprobs)
 
-    def _next_round(self, limits: _Limits) -> Steps[Round]:
+    def _next_round(self, limits: Limits) -> Steps[Round]:
         """One verification."""
         session = self._session
-        lap = _Lap(session)
+        lap = Lap(session)
         drafting = self._drafting(session.start)
         most = self._most(drafting)
         if self._on_device:
@@ -236,122 +189,6 @@ class PlainDecoder(Decoder):
         return 0
 
 
-class ProposingDecoder(Decoder):
-    """What decoders with proposals share: how many.
-
-    Args:
-        session: The state to decode with.
-        model: What the bundle says about the model.
-        num_speculative_tokens: N, at least 1.
-        adaptive: Propose fewer where measured acceptance and times say that it is faster.
-    """
-
-    def __init__(
-        self, session: Session, model: ModelInfo, num_speculative_tokens: int, *, adaptive: bool
-    ) -> None:
-        super().__init__(session, model)
-        self._wanted = num_speculative_tokens
-        self._length = AdaptiveLength(self._wanted) if adaptive else None
-
-    def _fitting(self) -> int:
-        """Proposals worth verifying, as far as there is room."""
-        wanted = self._wanted if self._length is None else self._length.next()
-        return max(0, min(wanted, self._session.room))
-
-    def _learn(self, made: Round) -> None:
-        if self._length is not None and made.finish_reason is None:
-            seconds = made.seconds.target + made.seconds.draft + made.seconds.host
-            self._length.observe(len(made.proposed), made.accepted, seconds)
-
-
-class SpeculativeDecoder(ProposingDecoder):
-    """Draft, verify, accept.
-
-    A draft with a block always runs all of it, and the first N proposals are used: they are the
-    same whatever N is. One that makes a proposal a call is called N times. Either needs positions,
-    and rows behind the context in the draft's caches: the draft is left out as soon as a round
-    would pass the last position it was made for or the end of its caches. The text does not depend
-    on it.
-
-    Args:
-        session: The state to decode with; it has a draft.
-        model: What the bundle says about the model.
-        draft: What the bundle says about the draft.
-        num_speculative_tokens: N, from 1 to the compiled number; None means the compiled number.
-        adaptive: Propose fewer where measured acceptance and times say that it is faster.
-        confidence_threshold: Verify no proposal the draft is less sure of, nor those after it. 0
-            verifies all; more needs a draft with a confidence head.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        model: ModelInfo,
-        draft: DraftInfo,
-        num_speculative_tokens: int | None = None,
-        *,
-        adaptive: bool = False,
-        confidence_threshold: float = 0.0,
-    ) -> None:
-        wanted = num_speculative_tokens or draft.num_speculative_tokens
-        super().__init__(session, model, wanted, adaptive=adaptive)
-        self._threshold = ConfidenceThreshold(confidence_threshold)
-        reach = min(draft.max_position_embeddings, session.draft_capacity)
-        self._last_start = reach - draft.block_size
-
-    def _drafting(self, start: int) -> bool:
-        return start <= self._last_start
-
-    def _most(self, drafting: bool) -> int:
-        return self._fitting() if drafting else 0
-
-
-class LookupDecoder(ProposingDecoder):
-    """Look up, verify, accept: proposals are what followed the same tokens before, see `lookup`.
-
-    A round proposes nothing where nothing repeats: it is a plain step then. Rounds on a device know
-    no such proposals, so the host makes the calls.
-
-    Args:
-        session: The state to decode with; a draft that it has is not used.
-        model: What the bundle says about the model.
-        lookup: How many tokens have to repeat.
-        num_speculative_tokens: N, from 1 to the compiled number.
-        adaptive: Propose fewer where measured acceptance and times say that it is faster.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        model: ModelInfo,
-        lookup: PromptLookup,
-        num_speculative_tokens: int,
-        *,
-        adaptive: bool = False,
-    ) -> None:
-        super().__init__(session, model, num_speculative_tokens, adaptive=adaptive)
-        self._lookup = lookup
-        self._history = TokenHistory(lookup)
-
-    def _start(self) -> None:
-        self._history = TokenHistory(self._lookup)
-
-    @property
-    def _on_device(self) -> bool:
-        return False
-
-    def _drafting(self, start: int) -> bool:
-        return False
-
-    def _most(self, drafting: bool) -> int:
-        return self._fitting()
-
-    def _propose(self, most: int) -> Steps[Proposals]:
-        yield from ()  # no call is needed
-        self._history.follow(self._session.tokens)
-        return Proposals(self._history.propose(most))
-
-
 def accept(choose: Choose, proposed: Sequence[int], ends: Callable[[int], bool]) -> tuple[int, int]:
     """Keep the proposals that the target would have chosen itself.
 
@@ -386,53 +223,6 @@ def _checked(token: int, num_tokens: int) -> int:
             help="run `edgecc verify` on the bundle: it finds what differs",
         )
     return token
-
-
-class _Lap:
-    """Times one round from the outside and from the session's own counters."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._target = session.target_seconds
-        self._draft = session.draft_seconds
-        self._begin = perf_counter()
-
-    def end(self) -> Seconds:
-        total = perf_counter() - self._begin
-        target = self._session.target_seconds - self._target
-        draft = self._session.draft_seconds - self._draft
-        return Seconds(target, draft, max(0.0, total - target - draft))
-
-
-@dataclass(slots=True)
-class _Limits:
-    """What ends a text.
-
-    Attributes:
-        left: Tokens that may still be committed.
-        stop_ids: Tokens that end it.
-        sampler: Knows whether it is complete.
-        reason: Why it ended, once it has.
-    """
-
-    left: int
-    stop_ids: frozenset[int]
-    sampler: Sampler
-    reason: FinishReason | None = None
-
-    def ends(self, token: int) -> bool:
-        """Whether the token just chosen ends the text."""
-        return token in self.stop_ids or self.sampler.finished
-
-    def cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """As many of the next tokens as may be committed, and whether they end the text."""
-        kept = tokens[: self.left]
-        self.left -= len(kept)
-        if len(kept) == len(tokens) and self.ends(kept[-1]):
-            self.reason = FinishReason.STOP
-        elif not self.left:
-            self.reason = FinishReason.LENGTH
-        return kept, self.reason
 
 
 def _valid_prefix(proposals: Sequence[int], num_tokens: int) -> Sequence[int]:

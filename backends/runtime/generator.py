@@ -15,13 +15,7 @@ from edgecc.backends.runtime.answer import Answer, Chunk, Generation
 from edgecc.backends.runtime.batch import Batch
 from edgecc.backends.runtime.calls import Entry, Steps
 from edgecc.backends.runtime.chat import ChatTemplates, Message
-from edgecc.backends.runtime.decoder import (
-    Decoder,
-    LookupDecoder,
-    PlainDecoder,
-    Round,
-    SpeculativeDecoder,
-)
+from edgecc.backends.runtime.decoder import Decoder, PlainDecoder
 from edgecc.backends.runtime.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from edgecc.backends.runtime.model_info import ModelInfo
 from edgecc.backends.runtime.prompt import Images, PromptReader
@@ -34,6 +28,7 @@ from edgecc.backends.runtime.request import (
     check_num_speculative_tokens,
     check_stop,
 )
+from edgecc.backends.runtime.round import Round
 from edgecc.backends.runtime.sampling import (
     SamplingOptions,
     SamplingParams,
@@ -42,6 +37,7 @@ from edgecc.backends.runtime.sampling import (
 )
 from edgecc.backends.runtime.scheduler import Scheduler, slots_of
 from edgecc.backends.runtime.session import Session
+from edgecc.backends.runtime.speculative import LookupDecoder, SpeculativeDecoder
 from edgecc.backends.runtime.stats import (
     CAUSES,
     LOOKUP_CAUSES,

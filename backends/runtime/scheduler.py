@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 from edgecc.backends.base import Array, Executable, Role
 from edgecc.backends.runtime.calls import Call, Entry, Reply, Steps
-from edgecc.backends.runtime.decoder import Round
 from edgecc.backends.runtime.merge import Idle, joined, part, rows_of, start_of
+from edgecc.backends.runtime.round import Round
 from edgecc.backends.runtime.session import Session
 from edgecc.errors import EdgeccError, InternalError
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgecc.backends.runtime.decoder import Round
+from edgecc.backends.runtime.round import Round
 
 
 class SpeculationWarning(UserWarning):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgecc.backends.base import GreedyRound
 from edgecc.backends.runtime import PlainDecoder, SpeculativeDecoder
-from edgecc.backends.runtime.decoder import Round
+from edgecc.backends.runtime.round import Round
 from edgecc.errors import BackendError, InternalError
 
 from .fakes import Pair, by_hash, continue_greedily, make_pair, on_device
