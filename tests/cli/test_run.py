@@ -54,7 +54,8 @@ class TestSeveral:
         result = edgecc("run", bundle, *self.flags(), "--max-new-tokens", 8)
         with package.load(bundle) as generator:
             expected = [generator.generate(p, max_new_tokens=8) for p in self.PROMPTS]
-        assert result.out == "".join(f"{answer.text}\n" for answer in expected)
+        texts = [f"==> prompt {n} <==\n{a.text}\n" for n, a in enumerate(expected, 1)]
+        assert result.out == "\n".join(texts)
         count = sum(len(answer.token_ids) for answer in expected)
         reasons = ", ".join(dict.fromkeys(str(answer.finish_reason) for answer in expected))
         assert result.last == f"edgecc: ok {count} tokens in 3 answers, finished by {reasons}"

@@ -118,11 +118,14 @@ def command(console: Console, bundle: str, **flags: Any) -> int:
         else:
             answers = generator.generate_batch(_requests(generator, prompts, wanted))
             if not flags["as_json"]:
-                print_text("".join(f"{answer.text}\n" for answer in answers))
+                parts = (f"{_title(n)}\n{a.text}\n" for n, a in enumerate(answers, 1))
+                print_text("\n".join(parts))
         if flags["as_json"]:
             found = [_as_json(generator, answer) for answer in answers]
             print_json(found[0] if len(found) == 1 else {"answers": found})
-    for answer in answers:
+    for number, answer in enumerate(answers, 1):
+        if len(answers) > 1 and flags["stats"]:
+            console.always(_title(number))
         _tell(console, answer, stats=flags["stats"])
     count = sum(answer.stats.new_tokens for answer in answers)
     reasons = ", ".join(dict.fromkeys(str(answer.finish_reason) for answer in answers))
@@ -134,6 +137,11 @@ def _prompt_lookup(flags: dict[str, Any]) -> PromptLookup | None:
     """Look proposals up if a number of tokens says so, else as the bundle was compiled."""
     low, high = flags["prompt_lookup_min"], flags["prompt_lookup_max"]
     return None if low is None and high is None else PromptLookup.of(low, high)
+
+
+def _title(number: int) -> str:
+    """What stands above one of several answers, as `head` has it above one of several files."""
+    return f"==> prompt {number} <=="
 
 
 def _tell(console: Console, answer: Generation, *, stats: bool) -> None:
