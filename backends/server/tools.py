@@ -207,13 +207,14 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
 
 def _tag_value(schema: Any, definitions: Mapping[str, Any]) -> str:
     """A value, up to the tag behind it."""
-    end = "\n</parameter>\n"
+    end = lark_string("\n</parameter>\n")
     if takes_text(schema):
-        if isinstance(schema, Mapping) and "enum" in schema:
-            choices = " | ".join(lark_string(value) for value in schema["enum"])
-            return f"({choices}) {lark_string(end)}"
-        return "text_value"
-    return json_rule({**schema, **definitions}) + " " + lark_string(end)
+        if not isinstance(schema, Mapping) or not schema.keys() & {"enum", "const"}:
+            return "text_value"
+        choices = [schema["const"]] if "const" in schema else schema["enum"]
+        if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
+            return f"({' | '.join(map(lark_string, choices))}) {end}"
+    return f"{json_rule({**schema, **definitions})} {end}"
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

@@ -154,6 +154,41 @@ def test_special_tokens_are_no_text() -> None:
     assert (text, ended) == ("<|im_end|>!", True)
 
 
+@pytest.mark.parametrize("text", ['~"a"', "~/a.*/"])
+def test_special_tokens_are_no_part_of_a_complement(text: str) -> None:
+    """Their text is not decoded, so that an "a" would be all that is left."""
+    constraint = GRAMMARS.compile(Grammar.lark(f"start: A\nA: {text}")).start({END})
+    assert not constraint.allowed[[4092, 4093]].any()
+    assert constraint.allowed[END]
+
+
+def test_special_tokens_that_a_grammar_names() -> None:
+    constraint = GRAMMARS.compile(Grammar.lark('start: <|im_start|> "a"')).start({END})
+    assert np.flatnonzero(constraint.allowed).tolist() == [4093]
+
+
+@pytest.mark.parametrize("text", ['start: <[*]> "a"', 'start: a "b"\na[stop=""]: /[a-c]*/'])
+def test_no_end_before_a_text_is_complete(text: str) -> None:
+    """A range of all ids has the one that stands for the end as well."""
+    constraint = GRAMMARS.compile(Grammar.lark(text)).start({END})
+    assert constraint.allowed.any()
+    assert not constraint.allowed[END]
+    assert not constraint.count_allowed((END,))
+
+
+@pytest.mark.parametrize("header", ["{}", '{"no_forcing": false}'])
+def test_a_header_of_its_own_forces_no_tokens(header: str) -> None:
+    """Examples of llguidance have one. A special token would be the only spelling left."""
+    text = f'%llguidance {header}\nstart: "<|im_end|>"  // spelled'
+    constraint = GRAMMARS.compile(Grammar.lark(text)).start({END})
+    assert np.flatnonzero(constraint.allowed).tolist() == TOKENIZER.encode("<")
+
+
+def test_errors_name_the_line_of_the_grammar() -> None:
+    with pytest.raises(RequestError, match=r"1\(8\)"):
+        GRAMMARS.compile(Grammar.lark("start: /a/ & /b/"))
+
+
 BAD: list[tuple[Any, str]] = [
     (lambda: Grammar.json_schema("{"), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema([1]), "grammar/bad-json-schema"),

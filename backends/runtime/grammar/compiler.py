@@ -27,10 +27,14 @@ class CompiledGrammar:
         matcher: At the beginning of a text; never moved from there.
         num_tokens: Tokens of the model.
         end_id: The token that stands for the end in the matcher.
+        special_ids: Tokens that are allowed only where the grammar names them.
     """
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int, end_id: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, num_tokens: int, end_id: int, special_ids: frozenset[int]
+    ) -> None:
         self._matcher = matcher
+        self._special_ids = special_ids
         self._num_tokens = num_tokens
         self._end_id = end_id
 
@@ -41,7 +45,9 @@ class CompiledGrammar:
             stop_ids: Tokens that end it.
         """
         copy = self._matcher.deep_copy()
-        return Constraint(copy, self._num_tokens, self._end_id, frozenset(stop_ids))
+        return Constraint(
+            copy, self._num_tokens, self._end_id, frozenset(stop_ids), self._special_ids
+        )
 
 
 class GrammarCompiler:
@@ -91,7 +97,9 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         matchers = self._read_tokenizer()
-        compiled = CompiledGrammar(matchers.make(grammar), self._num_tokens, matchers.end_id)
+        compiled = CompiledGrammar(
+            matchers.make(grammar), self._num_tokens, matchers.end_id, self._tokenizer.special_ids
+        )
         # The first step finds most of what is too complex, and grammars that fit no text.
         if compiled.start(()).finished:
             raise bad_grammar(grammar.kind, "only the empty text fits it")

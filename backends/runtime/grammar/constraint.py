@@ -41,16 +41,24 @@ class Constraint:
         num_tokens: V, tokens of the model.
         end_id: The token that stands for the end in the matcher.
         stop_ids: Tokens that end the sequence; where there are none it ends when it is complete.
+        special_ids: Tokens that are allowed only where the grammar names them.
     """
 
     def __init__(
-        self, matcher: LLMatcher, num_tokens: int, end_id: int, stop_ids: frozenset[int]
+        self,
+        matcher: LLMatcher,
+        num_tokens: int,
+        end_id: int,
+        stop_ids: frozenset[int],
+        special_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._matcher = matcher
         self._num_tokens = num_tokens
         self._end_id = end_id
         self._stop_ids = stop_ids
         self._stops = np.array(sorted(i for i in stop_ids if i < num_tokens), dtype=np.int64)
+        special = sorted(i for i in special_ids - stop_ids if i < num_tokens)
+        self._special = np.array(special, dtype=np.int64)
         self._ended = False
         self._next: _Next | None = None
 
@@ -105,13 +113,17 @@ class Constraint:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         known = np.unpackbits(bits, bitorder="little").view(np.bool_)
-        complete = bool(known[self._end_id])
+        # A range of ids may name the end as well, and a rule may stop at it.
+        complete = bool(known[self._end_id]) and self._matcher.is_accepting()
         allowed = np.zeros(self._num_tokens, dtype=np.bool_)
         count = min(self._num_tokens, len(known))
         allowed[:count] = known[:count]
         allowed[self._stops] = False
         if self._end_id < self._num_tokens:
             allowed[self._end_id] = False
+        # To a complement such as `~"a"` a special token is one more byte.
+        for token in self._special[allowed[self._special]]:
+            allowed[token] = self._matcher.validate_tokens([int(token)]) == 1
         finished = not allowed.any()
         if finished and not complete:
             raise _no_token()

@@ -21,8 +21,7 @@ finds a special token in it."""
 def lark_of(grammar: Grammar) -> str:
     """A grammar in llguidance's variant of Lark."""
     if grammar.kind is GrammarKind.LARK:
-        own = "%llguidance" in grammar.text
-        return grammar.text if own else HEADER + grammar.text
+        return f"{grammar.text}\n{HEADER}"  # the last header counts
     if grammar.kind is GrammarKind.REGEX:
         return HEADER + f"start: /{_slashed(grammar.text)}/"
     if grammar.kind is GrammarKind.CHOICE:
