@@ -18,6 +18,8 @@ METHOD = "compressed-tensors"
 
 _SPARSE = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
 _DENSE = ("", "dense")
+_ORDERS_COLUMNS = (True, "group", "dynamic")
+"""Values of `actorder` with which a group has columns that are no neighbours."""
 _CLASSES = ("Linear", "Embedding")
 _STRATEGIES = {"tensor": "fp8 tensor", "channel": "fp8 channel", "block": "fp8 block"}
 
@@ -108,6 +110,7 @@ def _scheme(group: Fields, format_: str) -> Scheme | None:
         group=(size or -1) if forms[0] == "int4" else None,
         block=_block(weights) if strategy == "block" else None,
         symmetric=symmetric,
+        ordered=weights.values.get("actorder") in _ORDERS_COLUMNS,
     )
 
 

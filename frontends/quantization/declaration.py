@@ -30,6 +30,7 @@ class Scheme:
         group: Columns of a group, -1 for all of them; None if it is not declared.
         block: Rows and columns of a block of FP8.
         symmetric: Whether integers have no zero points; None if it is not declared.
+        ordered: Whether a tensor has to say of which group each column is.
         v1: Whether zero points are stored as one less, as in GPTQ's first format.
     """
 
@@ -39,6 +40,7 @@ class Scheme:
     group: int | None = None
     block: tuple[int, int] | None = None
     symmetric: bool | None = None
+    ordered: bool = False
     v1: bool = False
 
     def allows(self, encoding: Encoding) -> bool:
@@ -83,6 +85,10 @@ class Declaration:
         if pattern is not None:
             return self.named[pattern]
         return None if left_out else self.default
+
+    def reads(self, module: str) -> Scheme | None:
+        """How a packed module is stored: one that is declared unquantized, as all the others."""
+        return self.expects(module) or self.default
 
 
 def form(encoding: Encoding) -> str:

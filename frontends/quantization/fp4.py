@@ -9,6 +9,7 @@ from edgecc.frontends.quantization.stored import (
     EncodedWeight,
     bad,
     check_scalar,
+    check_tensor,
     check_whole_blocks,
     matrix_shape,
     sidecar,
@@ -67,15 +68,8 @@ def read_blocks(
             f"assumed format: {GPT_OSS_FORMAT}",
         )
     rows, columns = matrix_shape(checkpoint, key, shape)
-    stored = checkpoint.info(key).shape
     expected = (rows, columns // MX_BLOCK, MX_BLOCK // 2)
-    if stored != expected:
-        raise bad(
-            "quant/bad-shape",
-            f"stored as u8 {format_shape(stored)}, expected {format_shape(expected)} for "
-            f"{format_shape(shape)} values",
-            checkpoint.location(key),
-        )
+    check_tensor(checkpoint, key, "packed codes", (DType.U8,), expected, "quant/bad-shape")
     return _mxfp4(checkpoint, module, shape, {"weight": key, "weight_scale": scales})
 
 

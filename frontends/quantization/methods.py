@@ -55,6 +55,8 @@ def read_awq(block: Fields) -> Declaration:
     order = next((block.string(k) for k in ("version", "format") if k in block), "gemm").lower()
     if order != "gemm":
         raise unsupported(f"AWQ in the order {order!r}", block.at("version"), "read: gemm")
+    if (backend := block.string("backend", default="autoawq").lower()) == "llm-awq":
+        raise unsupported(f"AWQ in the order of {backend}", block.at("backend"), "read: gemm")
     _four_bits("AWQ", block, "bits" if "bits" in block else "w_bit")
     scheme = Scheme("AWQ int4", ("int4",), weight_only=True, group=_group(block), symmetric=False)
     return _declared("awq", scheme, block, _HEAD)
@@ -81,6 +83,7 @@ def read_gptq(block: Fields) -> Declaration:
         weight_only=True,
         group=_group(block),
         symmetric=block.boolean("sym", default=True),
+        ordered=block.boolean("desc_act", default=False),
         v1=layout == "gptq",
     )
     head = () if block.boolean("lm_head", default=False) else _HEAD

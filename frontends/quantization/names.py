@@ -20,4 +20,9 @@ def as_weight(name: str) -> str:
 
 def value_tensor(tensors: Container[str], module: str) -> str | None:
     """The tensor that holds the values of a module, None if none is stored."""
-    return next((module + ending for ending in VALUES if module + ending in tensors), None)
+    return next(iter(value_tensors(tensors, module)), None)
+
+
+def value_tensors(tensors: Container[str], module: str) -> list[str]:
+    """All tensors that hold values of a module: one, unless two exports are mixed."""
+    return [module + ending for ending in VALUES if module + ending in tensors]

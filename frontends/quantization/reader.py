@@ -14,7 +14,7 @@ from edgecc.frontends.quantization import fp4, fp8, words
 from edgecc.frontends.quantization.declaration import Declaration, Scheme, form
 from edgecc.frontends.quantization.layouts import foreign_layout, unsupported
 from edgecc.frontends.quantization.metadata import read_declaration
-from edgecc.frontends.quantization.names import as_weight, value_tensor
+from edgecc.frontends.quantization.names import as_weight, value_tensor, value_tensors
 from edgecc.frontends.quantization.stored import EncodedWeight
 from edgecc.ir.encodings import Dense
 from edgecc.ir.types import DType, format_shape
@@ -76,7 +76,8 @@ class Quantization:
         if read is None:
             weight = self._dense(f"{module}.weight", module, shape)
         else:
-            weight = read(self.checkpoint, module, shape, self._expected(module))
+            scheme = self.declaration.reads(module) if self.declaration is not None else None
+            weight = read(self.checkpoint, module, shape, scheme)
         self._cross_check(weight)
         return self._consume(weight)
 
@@ -109,11 +110,18 @@ class Quantization:
         """Who reads the layout of a module, by the tensor with its values; None: it is dense.
 
         Raises:
-            InputError: There is no such tensor.
+            InputError: There is no such tensor, or more than one.
             UnsupportedError: It is packed in an order that the metadata does not tell.
         """
         key = value_tensor(self.checkpoint.tensors, module) or f"{module}.weight"
         dtype = self.checkpoint.info(key).dtype
+        if others := [n for n in value_tensors(self.checkpoint.tensors, module) if n != key]:
+            raise InputError(
+                "quant/two-weights",
+                f"the weight is stored twice: {others[0]} is there as well",
+                where=self.checkpoint.location(key),
+                help="two exports are mixed in this folder: fetch the checkpoint again",
+            )
         if key.endswith("_blocks"):
             return fp4.read_blocks
         if key.endswith(".qweight"):

@@ -60,6 +60,7 @@ def read_awq(
     names = ("scales", "qzeros")
     parts = {"qweight": key, **{n: sidecar(checkpoint, module, n, AWQ_FORMAT) for n in names}}
     groups = _groups(checkpoint, parts["scales"], 0, rows, columns)
+    _check_declared(checkpoint, parts["scales"], columns, groups, scheme)
     zeros = (groups, rows // words.CODES)
     check_tensor(checkpoint, parts["qzeros"], "zero points", (DType.I32,), zeros)
     return _weight(checkpoint, module, shape, parts, "awq_int4", zero_point=True)
@@ -75,7 +76,7 @@ def read_gptq(
 
     Raises:
         InputError: See `read_awq`; or zero points of a symmetric weight that are not all equal, or
-            columns of groups that are not there.
+            columns of groups that are not there or not told.
         UnsupportedError: See `read_awq`.
     """
     key = f"{module}.qweight"
@@ -95,7 +96,9 @@ def read_gptq(
         beside = (zeros,)
     else:
         parts["qzeros"] = zeros
-    order = f"{module}.g_idx"
+    order = _order(checkpoint, module, "g_idx", GPTQ_FORMAT, scheme)
+    if not order:
+        _check_declared(checkpoint, parts["scales"], columns, groups, scheme)
     return _weight(
         checkpoint,
         module,
@@ -103,7 +106,7 @@ def read_gptq(
         parts,
         "gptq_int4",
         zero_point=not symmetric,
-        order=order if order in checkpoint.tensors else "",
+        order=order,
         beside=beside,
         v1=v1,
     )
@@ -127,7 +130,10 @@ def read_packed(
     parts = {"weight_packed": key}
     parts["weight_scale"] = sidecar(checkpoint, module, "weight_scale", PACKED_FORMAT)
     groups = _groups(checkpoint, parts["weight_scale"], 1, rows, columns)
-    zeros, order = f"{module}.weight_zero_point", f"{module}.weight_g_idx"
+    order = _order(checkpoint, module, "weight_g_idx", PACKED_FORMAT, scheme)
+    if not order:
+        _check_declared(checkpoint, parts["weight_scale"], columns, groups, scheme)
+    zeros = f"{module}.weight_zero_point"
     stored = zeros in checkpoint.tensors
     if not stored and scheme is not None and scheme.symmetric is False:
         sidecar(checkpoint, module, "weight_zero_point", f"{PACKED_FORMAT}, asymmetric")
@@ -142,7 +148,7 @@ def read_packed(
         parts,
         "packed_int4",
         zero_point=stored,
-        order=order if order in checkpoint.tensors else "",
+        order=order,
         beside=tuple(n for n in (f"{module}.weight_shape",) if n in checkpoint.tensors),
     )
 
@@ -253,6 +259,33 @@ def _groups(checkpoint: Checkpoint, key: str, axis: int, rows: int, columns: int
     return groups
 
 
+def _check_declared(
+    checkpoint: Checkpoint, key: str, columns: int, groups: int, scheme: Scheme | None
+) -> None:
+    """Check that the last group is whole: as many scales would fit equal groups of another size.
+
+    Raises:
+        UnsupportedError: It has fewer columns.
+    """
+    size = scheme.group if scheme is not None else None
+    if size and 0 < size < columns and groups == -(-columns // size):
+        check_whole_blocks(checkpoint, key, columns, size)
+
+
+def _order(
+    checkpoint: Checkpoint, module: str, component: str, format_: str, scheme: Scheme | None
+) -> str:
+    """The tensor with the group of each column; empty if there is none, and need not be.
+
+    Raises:
+        InputError: It is missing, and columns of a group are declared to be no neighbours.
+    """
+    if scheme is not None and scheme.ordered:
+        return sidecar(checkpoint, module, component, f"{format_}, with an order of columns")
+    key = f"{module}.{component}"
+    return key if key in checkpoint.tensors else ""
+
+
 def _middle(checkpoint: Checkpoint, key: str, v1: bool) -> tuple[bool, bool]:
     """The format of zero points, and whether all of them are in the middle.
 
@@ -267,6 +300,15 @@ def _middle(checkpoint: Checkpoint, key: str, v1: bool) -> tuple[bool, bool]:
             if not checkpoint.metadata_only:
                 _check_uniform(checkpoint, key, _SYMMETRIC[format_])
             return format_, True
+    if not v1 and first.size and (first == _SYMMETRIC[True]).all():
+        raise InputError(
+            "quant/zero-points",
+            "all zero points are 7, the middle of GPTQ's first format; the weight is declared "
+            "symmetric and of the second, whose middle is 8",
+            where=checkpoint.location(key),
+            help="set checkpoint_format to gptq if the file has the first format, or fetch the "
+            "config of the same revision",
+        )
     return v1, False
 
 

@@ -47,6 +47,10 @@ def put(value: int, index: tuple[int, ...] = (0,)) -> Callable[[Any], Any]:
 
 CT, BAD_SCALE, BAD_SHAPE = "compressed-tensors-", "quant/bad-scale", "quant/bad-shape"
 NVFP4, INT4, ZEROS, ORDER = f"{CT}nvfp4", f"{CT}int4", f"{CT}int4-zeros", f"{CT}int4-order"
+PLAIN_NAME = (
+    *(f"{CT}fp8-channel", f"{CT}fp8-tensor", f"{CT}mxfp8", "fp8-block", "modelopt-mxfp4"),
+)
+"""Layouts whose values are in `weight`."""
 CASES: Mapping[str, tuple[str, str, Change, str, str]] = {
     "nvfp4: no global scale": (
         *(NVFP4, ".weight_global_scale", None, "quant/missing-scale"),
@@ -143,6 +147,10 @@ CASES: Mapping[str, tuple[str, str, Change, str, str]] = {
         *("gptq-symmetric", ".qzeros", put(0x55555555, (1, 0)), "quant/zero-points"),
         "the word at [1, 0] is 0x55555555, and those of the first group 0x77777777",
     ),
+    "gptq: an order that is not told": (
+        *("gptq-order", ".g_idx", None, "quant/missing-scale"),
+        "its g_idx is missing",
+    ),
     "gptq: eight bits": (
         *("gptq", ".qweight", lambda a: np.zeros((16, 16), np.int32), "quant/unsupported-method"),
         "GPTQ with 8 bits",
@@ -161,7 +169,15 @@ CASES: Mapping[str, tuple[str, str, Change, str, str]] = {
     ),
     "gpt-oss: flat blocks": (
         *("gpt-oss-mxfp4", "_blocks", lambda a: a.reshape(16, 32), BAD_SHAPE),
-        "u8 [16, 32], expected [16, 2, 16]",
+        "u8 [16, 32], expected u8 [16, 2, 16]",
+    ),
+    "gpt-oss: signed blocks": (
+        *("gpt-oss-mxfp4", "_blocks", lambda a: a.view(np.int8), BAD_SHAPE),
+        "i8 [16, 2, 16], expected u8 [16, 2, 16]",
+    ),
+    "gpt-oss: blocks in f32": (
+        *("gpt-oss-mxfp4", "_blocks", as_type(np.float32), BAD_SHAPE),
+        "f32 [16, 2, 16], expected u8",
     ),
     "fp8: no scale": (*("fp8-block", ".weight_scale_inv", None, "quant/missing-scale"), "missing"),
     "fp8: scales of other blocks": (
@@ -338,3 +354,59 @@ def test_exponents_in_their_own_type(folder: Path) -> None:
         lambda array: array.view(ml_dtypes.float8_e8m0fnu),
     )
     read(folder)
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_a_weight_that_is_stored_twice(layout: str, folder: Path) -> None:
+    """Which of the two a model had is not known: zeros, or what is packed."""
+    store(folder, layout)
+    other = ".weight_packed" if layout in PLAIN_NAME else ".weight"
+    tensors = {f"x{other}": np.zeros(SHAPE, ml_dtypes.bfloat16)}
+    edit_tensors(folder, lambda t: t | tensors)
+    with pytest.raises(InputError) as caught:
+        read(folder)
+    assert caught.value.id == "quant/two-weights"
+    assert f"x{other}" in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["awq", INT4])
+def test_a_last_group_that_is_not_whole(layout: str, folder: Path) -> None:
+    """Two scales for 64 columns: groups of 48 and 16 as declared, or of 32 and 32."""
+    path = store(folder, layout) / "config.json"
+    ints = group(4, "int", "group", group_size=48)
+    config = tensors_config("pack-quantized", g=ints)
+    if layout == "awq":
+        config = {**LAYOUTS[layout].config, "group_size": 48}
+    edit_json(path, quantization_config=config)
+    with pytest.raises(UnsupportedError) as caught:
+        read(folder)
+    assert caught.value.id == "quant/partial-block"
+    assert "64 columns are not a multiple of the block 48" in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["group", "dynamic", True])
+def test_an_order_of_columns_that_is_not_stored(order: object, folder: Path) -> None:
+    path = store(folder, INT4) / "config.json"
+    ints = group(4, "int", "group", group_size=32, actorder=order)
+    edit_json(path, quantization_config=tensors_config("pack-quantized", g=ints))
+    with pytest.raises(InputError, match="its weight_g_idx is missing"):
+        read(folder)
+    ints["weights"]["actorder"] = "weight"  # type: ignore[index]
+    edit_json(path, quantization_config=tensors_config("pack-quantized", g=ints))
+    read(folder)
+
+
+def test_zero_points_of_the_first_format_below_the_name_of_the_second(folder: Path) -> None:
+    path = store(folder, "gptq-symmetric") / "config.json"
+    config = {**LAYOUTS["gptq-symmetric"].config, "checkpoint_format": "gptq_v2"}
+    edit_json(path, quantization_config=config)
+    with pytest.raises(InputError, match="all zero points are 7") as caught:
+        read(folder)
+    assert caught.value.id == "quant/zero-points"
+
+
+def test_awq_in_the_order_of_another_backend(folder: Path) -> None:
+    path = store(folder, "awq") / "config.json"
+    edit_json(path, quantization_config={**LAYOUTS["awq"].config, "backend": "llm-awq"})
+    with pytest.raises(UnsupportedError, match="AWQ in the order of llm-awq"):
+        read(folder)

@@ -168,6 +168,28 @@ def test_values_are_those_of_the_definition(
     assert np.abs(values - weight).max() <= 0.3 * np.abs(weight).max()
 
 
+@pytest.mark.parametrize("case", ["gptq", "gptq-symmetric", "gptq-order", "awq", "fp8-block"])
+def test_packed_modules_that_are_declared_unquantized(case: str, folder: Path) -> None:
+    """Only the metadata tells how zero points are meant: that of all other modules."""
+    weight = np.random.default_rng(1).standard_normal((16, 64)).astype(np.float32)
+    layout = LAYOUTS[case]
+    tensors, values = layout.pack(weight)
+    config = {**layout.config, "lm_head": False, "modules_to_not_convert": ["lm_head"]}
+    edit_json(folder / "config.json", quantization_config=config)
+    edit_tensors(
+        folder,
+        lambda t: (
+            {n: a for n, a in t.items() if n != "lm_head.weight"}
+            | {f"lm_head{e}": a for e, a in tensors.items()}
+        ),
+    )
+    found = weights(folder)
+    symbol = found.matrix("lm_head", 16, 64)
+    found.errors.raise_found()
+    np.testing.assert_array_equal(found.module.weights.dense(symbol), values)
+    assert [f.id for f in found.quantization.findings] == ["quant/stored-not-declared"]
+
+
 def test_the_goldens_of_the_facts(folder: Path) -> None:
     """compressed-tensors NVFP4, INT4 and MX of an independent export, byte by byte."""
     i = np.arange(32)

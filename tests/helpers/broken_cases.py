@@ -538,6 +538,17 @@ QUANTIZATION = [
         all_of(plain_target(), stored("target", {f"{Q}.weight_scale": f32(1)})),
     ),
     Case(
+        "quant/two-weights",
+        BAD,
+        "a packed weight beside a plain one",
+        all_of(
+            plain_target(),
+            config("target", quantization_config=GPTQ),
+            stored("target", {f"{Q}.qweight": np.zeros((4, 32), np.int32)}),
+        ),
+        f"{Q}.qweight is there as well",
+    ),
+    Case(
         "quant/bad-shape",
         BAD,
         "a row less",

@@ -36,7 +36,11 @@ def parse_id(text: str) -> HubId | None:
     if found is None:
         return None
     repository = found["repository"]
-    impossible = "--" in repository or ".." in repository or repository.endswith(".git")
+    revision = found["revision"] or ""
+    no_reference = ".." in revision or "//" in revision or revision.strip("/") != revision
+    impossible = (
+        no_reference or "--" in repository or ".." in repository or repository.endswith(".git")
+    )
     if impossible or len(repository) > MAX_LENGTH:
         return None
     return HubId(repository, found["revision"])

@@ -113,6 +113,7 @@ class Scales(Rule):
         "quant/missing-scale": "a packed weight lacks a scale",
         "quant/bad-scale": "a scale has a wrong shape, dtype or value",
         "quant/stray-scale": "an unquantized weight has a scale beside it",
+        "quant/two-weights": "a weight is stored in two layouts",
         "quant/bad-shape": "a quantized weight has another shape than the config gives it",
         "quant/partial-block": "a row is no whole number of blocks",
         "quant/group-size": "the declared block size is not the one of the format, or stored",
