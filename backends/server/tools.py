@@ -22,6 +22,7 @@ from edgecc.backends.server.tool_calls import (
 from edgecc.errors import RequestError
 
 _DEFINITIONS = ("$defs", "definitions")
+_TAG_NAME = re.compile(r"[^>\n]+")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -64,12 +65,18 @@ class TagForm(ToolForm):
         return lambda: TagReader(schemas)
 
     def rule(self, tool: Tool) -> str:
-        """See `ToolForm`. Parameters come in the order of the schema."""
+        """See `ToolForm`. Parameters come in the order of the schema.
+
+        Raises:
+            RequestError: The name of one cannot stand in a tag.
+        """
         schema = _parameters(tool)
         required = schema.get("required", [])
         definitions = {key: value for key, value in schema.items() if key in _DEFINITIONS}
         parts = [lark_string(f"\n<function={tool.function.name}>\n")]
         for name, value in schema.get("properties", {}).items():
+            if not _TAG_NAME.fullmatch(name):
+                raise _bad("tools", f"the parameter {name[:40]!r} has no name for a tag")
             part = lark_string(f"<parameter={name}>\n") + " " + _tag_value(value, definitions)
             parts.append(f"({part})" + ("" if name in required else "?"))
         return " ".join([*parts, lark_string("</function>\n")])

@@ -165,3 +165,15 @@ def test_calls_after_the_first_are_left_out() -> None:
     told = [parser.push(ONE + "\n" + ONE), parser.finish()]
     assert parser.calls == len([call for parts in told for call in parts.calls]) == 1
     assert "".join(parts.content for parts in told) == ""
+
+
+@pytest.mark.parametrize("name", ["", "a>b", "a\nb"])
+def test_names_that_no_tag_can_have(name: str) -> None:
+    """Nobody could read the call again."""
+    tools = pytest.importorskip("edgecc.backends.server.tools")
+    schema = {"type": "object", "properties": {name: {"type": "string"}}}
+    function = {"name": "f", "parameters": schema}
+    tool = tools.Tool.model_validate({"type": "function", "function": function})
+    with pytest.raises(tools.RequestError, match="no name for a tag"):
+        tools.TagForm().rule(tool)
+    tools.JsonForm().rule(tool)  # JSON can have it
