@@ -445,3 +445,20 @@ def test_messages_name_commands_that_exist() -> None:
     }
     assert len({command for _, command in named}) > 3
     assert {(file, command) for file, command in named if command not in COMMANDS} == set()
+
+
+@pytest.mark.parametrize(
+    ("option", "metavar"), [("--device", "NAME"), ("--host", "ADDRESS"), ("--dtype", "NAME")]
+)
+def test_help_names_what_a_flag_takes_by_one_word(
+    edgecc: Command, option: str, metavar: str
+) -> None:
+    lines = [
+        line.split()
+        for name in COMMANDS
+        if name != "cache"
+        for line in edgecc(name, "--help").out.splitlines()
+        if line.split()[:1] == [option]
+    ]
+    assert lines
+    assert {words[1] for words in lines} == {metavar}

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 @offline_option
 @click.option(
     "--device",
+    metavar="NAME",
     multiple=True,
     help="Device to compile for: cpu, onnx, rtx, sm86, sm89, sm120, sm121 ... May be given several "
     "times.  [default: cpu]",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dtype",
+    metavar="NAME",
     default="auto",
     show_default=True,
     help="Precision of activations; auto keeps the files'.",

@@ -21,7 +21,11 @@ _FLAGS = (
     ),
     click.option("--regex", metavar="PATTERN", help="The answer matches a regular expression."),
     click.option(
-        "--choice", "choices", multiple=True, metavar="TEXT", help="The answer is one of these."
+        "--choice",
+        "choices",
+        multiple=True,
+        metavar="TEXT",
+        help="The answer is one of these; given once for each.",
     ),
     click.option("--lark", metavar="FILE", help="The answer follows a grammar in Lark's notation."),
 )

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer at this text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
 @click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
-@click.option("--device", help="Device of the bundle to use.")
+@click.option("--device", metavar="NAME", help="Device of the bundle to use.")
 @click.option(
     "--num-threads",
     type=click.IntRange(min=1),

@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 @components_option
 @offline_option
 @cache_dir_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at.",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -104,7 +110,9 @@ if TYPE_CHECKING:
 )
 @click.option("--chat-template", metavar="FILE", help="Template to use instead of the bundle's.")
 @click.option("--strict", is_flag=True, help="Refuse unknown fields instead of ignoring them.")
-@click.option("--device", help="Device of the bundle to use, or to compile a TARGET for.")
+@click.option(
+    "--device", metavar="NAME", help="Device of the bundle to use, or to compile a TARGET for."
+)
 @click.option(
     "--num-threads",
     type=click.IntRange(min=1),

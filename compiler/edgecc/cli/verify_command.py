@@ -14,7 +14,7 @@ from edgecc.paths import local_path
 
 @click.command(cls=Command, name="verify", short_help="Prove a bundle on this machine.")
 @click.argument("bundle")
-@click.option("--device", help="Device of the bundle to use.")
+@click.option("--device", metavar="NAME", help="Device of the bundle to use.")
 @click.option(
     "--num-threads",
     type=click.IntRange(min=1),
