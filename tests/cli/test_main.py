@@ -117,7 +117,7 @@ class TestErrors:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
         def run(error: BaseException, *flags: str) -> Any:
-            def fail(path: object) -> None:
+            def fail(path: object, **options: object) -> None:
                 raise error
 
             monkeypatch.setattr("edgecc.inspection.inspect_path", fail)

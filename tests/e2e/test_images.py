@@ -281,6 +281,7 @@ class Oracle:
     errs: int
     capacity: int = 2 * LENGTH
     log_rows: int = 0
+    batch_size: int = 1
 
     def run(self, inputs: Mapping[Role, Array], outputs: Sequence[Role]) -> dict[Role, Array]:
         if not outputs:

@@ -486,6 +486,8 @@ class ExecutableRounds:
         assert features <= 2, "more new tokens than the anchor and a last proposal"
         made: list[int] = []
         tokens = following.tolist()
+        if isinstance(self.draft, FakeTokenDraft):
+            self.draft.made = []  # the last proposal was read: an anchor like it begins a round
         while len(made) < self.proposals:
             found = self.draft.run(
                 {

@@ -26,8 +26,18 @@ def reporter(stage: str, progress: Progress | None) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             """Count, and tell bytes."""
             drawn: bool | None = super().update(n)
-            if progress is not None and getattr(self, "unit", "") == "B" and self.total:
-                progress(stage, int(self.n), int(self.total))
+            if self.total:
+                self._tell(int(self.total))
             return drawn
+
+        def close(self) -> None:
+            """Tell how much has come: bytes may be counted before their total is known."""
+            if self.n:
+                self._tell(max(int(self.n), int(self.total or 0)))
+            super().close()
+
+        def _tell(self, total: int) -> None:
+            if progress is not None and getattr(self, "unit", "") == "B":
+                progress(stage, int(self.n), total)
 
     return Reporter
