@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 
 from edgecc.errors import InputError
+from edgecc.frontends.quantization.regex_cost import costly
 
 _WRAPPERS = ("model.", "language_model.")
 _GLOB = re.compile(r"[*?\[]")
@@ -36,7 +37,8 @@ class ModulePatterns:
                 an expression: `modules_to_not_convert` of AutoAWQ and transformers.
 
         Raises:
-            InputError: A `re:` pattern is not a regular expression.
+            InputError: A `re:` pattern is not a regular expression, or an expression may take too
+                long to match.
         """
         self.patterns = tuple(dict.fromkeys(patterns))
         self._exact: dict[str, str] = {}
@@ -45,7 +47,7 @@ class ModulePatterns:
             if pattern.startswith("re:"):
                 self._compiled[pattern] = _regex(pattern[3:], where)
             elif anywhere:
-                self._compiled[pattern] = _part(pattern)
+                self._compiled[pattern] = _part(pattern, where)
             elif _GLOB.search(pattern):
                 self._compiled[pattern] = re.compile(fnmatch.translate(without_wrappers(pattern)))
             else:
@@ -93,21 +95,35 @@ def _parents(module: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
-def _part(pattern: str) -> re.Pattern[str]:
+def _part(pattern: str, where: str) -> re.Pattern[str]:
     """Whole parts of a module's name, anywhere in it; or an expression from its start."""
     text = without_wrappers(pattern.strip("."))
     anywhere = rf"(?:.*\.)?{re.escape(text)}(?:\.|$)"
     try:
-        return re.compile(rf"{anywhere}|(?:{text})(?:\.|$)")
+        compiled = re.compile(rf"{anywhere}|(?:{text})(?:\.|$)")
     except (re.error, RecursionError, OverflowError):  # a glob, or a name
         glob = fnmatch.translate(text) if _GLOB.search(text) else anywhere
         return re.compile(rf"{anywhere}|{glob}")
+    _check_cost(text, where)
+    return compiled
 
 
 def _regex(text: str, where: str) -> re.Pattern[str]:
     try:
-        return re.compile(text)
+        compiled = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise InputError(
             "quant/bad-pattern", f"not a regular expression: {text!r} ({error})", where=where
         ) from error
+    _check_cost(text, where)
+    return compiled
+
+
+def _check_cost(text: str, where: str) -> None:
+    if reason := costly(text):
+        raise InputError(
+            "quant/bad-pattern",
+            f"the regular expression {text!r} may take too long to match: {reason}",
+            where=where,
+            help="name the modules with a simpler expression, or one by one",
+        )

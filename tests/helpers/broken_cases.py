@@ -461,6 +461,13 @@ QUANTIZATION = [
         config("target", quantization_config={**QUANT, "ignore": ["re:("]}),
     ),
     Case(
+        "quant/bad-pattern",
+        BAD,
+        "an expression that takes for ever",
+        config("target", quantization_config={**QUANT, "ignore": [r"re:(.+)+\.Z$"]}),
+        "a group with a choice or a repeat in it is repeated",
+    ),
+    Case(
         "quant/bad-dtype",
         BAD,
         "integers for a norm's matrix",

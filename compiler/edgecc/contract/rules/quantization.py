@@ -36,7 +36,7 @@ class QuantizationMethod(Rule):
         "quant/metadata-disagrees": "two files name different algorithms",
         "quant/no-metadata": "tensors are packed, and no metadata says how",
         "quant/not-compressed": "weights are not saved in their stored form",
-        "quant/bad-pattern": "a pattern is no regular expression",
+        "quant/bad-pattern": "a pattern is no regular expression, or may take for ever",
         "quant/bad-dtype": "a weight is stored as numbers of an unexpected kind",
     }
 
