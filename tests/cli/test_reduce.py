@@ -99,7 +99,7 @@ def test_reduce_shrinks_text_and_pipeline(text, capsys):
     assert shown.out == ""
     assert "still fails: pass/crash in crash-on-add\n" in shown.err
     assert "reproduce: edgecc opt small.eir -p crash-on-add\n" in shown.err
-    assert re.search(r"edgecc: ok \d+ -> 2 nodes, 3 -> 1 passes", shown.err)
+    assert re.search(r"edgecc: ok \d+ -> 2 nodes, 3 -> 1 pass$", shown.err)
     assert nodes("small.eir")[-1] == "add"
     assert main(["opt", "small.eir", "-p", "crash-on-add"]) == 1
 

@@ -13,7 +13,7 @@ import click
 
 from edgecc.cli.cache_options import cache_dir_option
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console, print_json, print_text
+from edgecc.cli.output import Console, counted, print_json, print_text
 from edgecc.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def ls(console: Console, cache_dir: str | None, as_json: bool) -> int:
     else:
         for item in found:
             print_text(_row(item) + "\n")
-    return console.ok(f"{_count(len(found), 'entry')}, {format_size(total)}")
+    return console.ok(f"{counted(len(found), 'entry')}, {format_size(total)}")
 
 
 @command.command(cls=Command, name="prune", short_help="Remove what is old, damaged or too much.")
@@ -109,12 +109,12 @@ def prune(
             }
         )
     others = [
-        _count(number, noun)
+        counted(number, noun)
         for number, noun in ((done.damaged, "damaged entry"), (done.leftovers, "leftover"))
         if number
     ]
-    gone = ", ".join([_count(len(done.removed), "entry"), *others])
-    left = f"{_count(done.kept, 'entry')}, {format_size(done.kept_bytes)}"
+    gone = ", ".join([counted(len(done.removed), "entry"), *others])
+    left = f"{counted(done.kept, 'entry')}, {format_size(done.kept_bytes)}"
     return console.ok(f"removed {gone}: {format_size(done.freed_bytes)}; left {left}")
 
 
@@ -204,10 +204,5 @@ def _age(time_ns: int) -> str:
     seconds = max(0, time.time_ns() - time_ns) // 10**9
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            return f"{_count(seconds // length, unit)} ago"
+            return f"{counted(seconds // length, unit)} ago"
     return "just now"
-
-
-def _count(number: int, noun: str) -> str:
-    many = noun[:-1] + "ies" if noun.endswith("try") else noun + "s"
-    return f"{number} {noun if number == 1 else many}"

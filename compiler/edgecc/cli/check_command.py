@@ -13,7 +13,7 @@ from edgecc.cli.options import (
     offline_option,
     spec_method_option,
 )
-from edgecc.cli.output import Console, print_json, print_text
+from edgecc.cli.output import Console, counted, print_json, print_text
 from edgecc.errors import Severity
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _tell(console: Console, report: CheckReport) -> None:
 
 def _verdict(console: Console, report: CheckReport) -> int:
     severities = [f.diagnostic.severity for f in report.findings]
-    counts = [f"{severities.count(s)} {s.value}s" for s in Severity]
+    counts = [counted(severities.count(s), s.value) for s in Severity]
     if report.exit_code == 0:
         return console.ok(", ".join(counts))
     first = report.findings[0].diagnostic

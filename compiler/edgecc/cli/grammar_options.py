@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgecc.errors import ResourceError, UsageError
+from edgecc.errors import UsageError
 from edgecc.paths import local_path
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def _read(name: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ResourceError(
-            "run/unreadable-grammar", f"cannot be read as text: {error}", where=name
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(
+            "run/unreadable-grammar",
+            f"cannot be read: {reason}",
+            where=name,
+            help="give the path of a readable text file, or for JSON the schema itself",
         ) from error

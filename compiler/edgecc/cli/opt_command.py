@@ -11,7 +11,7 @@ import click
 from edgecc.cli.ir_input import read_with_checkpoints
 from edgecc.cli.lift_command import write_text
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, counted
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
 from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.paths import ir_folder, local_path
@@ -70,7 +70,7 @@ def command(console: Console, file: str, **flags: Any) -> int:
         timing.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     write_text(flags["output"], print_module(module, locations=flags["locations"]))
     changed = sum(t.changed for t in manager.timings)
-    return console.ok(f"{len(passes)} passes, {changed} changed something")
+    return console.ok(f"{counted(len(passes), 'pass')}, {changed} changed something")
 
 
 def _table(timings: list[PassTiming], *, checked: bool) -> str:

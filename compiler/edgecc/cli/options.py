@@ -58,7 +58,7 @@ def common(function: F) -> F:
         "-v",
         "--verbose",
         count=True,
-        help="Say more; compile and opt tell where each pass applied.",
+        help="Say more: where passes applied, what a server is asked.",
     )
     @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
     @click.option(

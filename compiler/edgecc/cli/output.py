@@ -123,6 +123,14 @@ def print_text(text: str) -> None:
     click.echo(printable(text, sys.stdout), nl=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: `1 entry`, `2 entries`."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = {"entry": "entries", "pass": "passes"}.get(noun, f"{noun}s")
+    return f"{number} {plural}"
+
+
 def printable(text: str, stream: TextIO | None) -> str:
     """The text with what a stream cannot write as backslash escapes.
 

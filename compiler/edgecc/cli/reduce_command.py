@@ -9,7 +9,7 @@ import click
 from edgecc.cli.ir_input import read_with_checkpoints
 from edgecc.cli.lift_command import write_text
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console
+from edgecc.cli.output import Console, counted
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
 from edgecc.errors import UsageError
 
@@ -54,6 +54,5 @@ def command(console: Console, file: str, **flags: Any) -> int:
     console.info(f"still fails: {found.failure}")
     console.info(f"reproduce: {command_line(flags['output'] or '-', found, runner)}")
     sizes = [sum(len(g.nodes) for g in m.graphs.values()) for m in (module, found.module)]
-    return console.ok(
-        f"{sizes[0]} -> {sizes[1]} nodes, {len(passes)} -> {len(found.passes)} passes"
-    )
+    left = f"{len(passes)} -> {counted(len(found.passes), 'pass')}"
+    return console.ok(f"{sizes[0]} -> {counted(sizes[1], 'node')}, {left}")
