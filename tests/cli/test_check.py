@@ -114,3 +114,5 @@ def test_explain_something_else(edgecc: Command) -> None:
     result = edgecc("explain", "quant/bad-scald")
     assert result.code == 3
     assert "did you mean 'quant/bad-scale'?" in result.err
+    result = edgecc("explain", "grammar/no-token")
+    assert "other errors say themselves what to do" in result.err

@@ -96,9 +96,10 @@ def find_manual(name: str, rules: Iterable[type[Rule]]) -> Manual:
         if name == rule.name or name in rule.ids:
             return manual_of(rule)
         known |= {rule.name, *rule.ids}
-    near = did_you_mean(name, known).partition("? valid")
-    raise InputError(
-        "explain/unknown-id",
-        f"no rule and no finding is called {name!r}",
-        help=f"{near[0]}?" if near[1] else "edgecc check lists the findings of a pair",
-    )
+    area, _, rest = name.partition("/")
+    if rest and not any(id.startswith(f"{area}/") for id in known):
+        help = "findings about checkpoints have manuals; other errors say themselves what to do"
+    else:
+        near = did_you_mean(name, known).partition("? valid")
+        help = f"{near[0]}?" if near[1] else "edgecc check lists the findings of a pair"
+    raise InputError("explain/unknown-id", f"no rule and no finding is called {name!r}", help=help)
