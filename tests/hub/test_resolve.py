@@ -9,6 +9,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 
 from edgecc.errors import Diagnostic, HubError, InputError, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
@@ -21,11 +26,17 @@ from helpers.hub_server import Hub
 TARGET, DRAFT = "org/tiny-target", "org/tiny-draft"
 
 
-def test_a_folder_of_one_commit(hub: Hub, cache: Path, pair: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("bars", [True, False], ids=["bars", "no-bars"])
+def test_a_folder_of_one_commit(hub: Hub, cache: Path, pair: tuple[Path, Path], bars: bool) -> None:
     seen: list[tuple[int, int]] = []
-    found = checkpoint_folder(
-        TARGET, "target", progress=lambda stage, done, total: seen.append((done, total))
-    )
+    before = are_progress_bars_disabled()
+    (enable_progress_bars if bars else disable_progress_bars)()
+    try:
+        found = checkpoint_folder(
+            TARGET, "target", progress=lambda stage, done, total: seen.append((done, total))
+        )
+    finally:
+        (disable_progress_bars if before else enable_progress_bars)()
     assert found.parent == cache / "models--org--tiny-target" / "snapshots"
     origin = origin_of(found)
     assert origin is not None

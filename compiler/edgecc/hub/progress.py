@@ -16,12 +16,13 @@ def reporter(stage: str, progress: Progress | None) -> type[Any]:
         stage: What is told to be done.
         progress: Told the stage, bytes that have come, and all bytes.
     """
-    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+    from tqdm import tqdm  # type: ignore[import-untyped]  # bars of the hub can be switched off
 
-    class Reporter(tqdm):
+    class Reporter(tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
+            options.pop("name", None)  # of a group of bars of the library
             options |= {"file": io.StringIO(), "disable": False}
-            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+            super().__init__(*arguments, **options)
 
         def update(self, n: float | None = 1) -> bool | None:
             """Count, and tell bytes."""
