@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from edgecc.backends.runtime import Chunk, Generation, Stats, Tokenizer, TokenLogprobs
@@ -219,25 +220,10 @@ class CompletionReply(Reply):
     kind = "text_completion"
     event_kind = "text_completion"
 
-    def __init__(
-        self,
-        model_name: str,
-        tokenizer: Tokenizer | None,
-        choices: int,
-        *,
-        prompts: int = 1,
-        with_usage: bool = False,
-        with_rounds: bool = False,
-    ) -> None:
-        super().__init__(
-            model_name,
-            tokenizer,
-            choices,
-            prompts=prompts,
-            with_usage=with_usage,
-            with_rounds=with_rounds,
-        )
-        self._offsets = [0] * choices
+    @cached_property
+    def _offsets(self) -> Counter[int]:
+        """By choice: characters that are told."""
+        return Counter()
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
         return {

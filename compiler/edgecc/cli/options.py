@@ -136,6 +136,16 @@ components_option = click.option(
 )
 
 
+def num_threads_option(function: F) -> F:
+    """`--num-threads`; `num_threads` says what it comes to."""
+    return click.option(
+        "--num-threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
+    )(function)
+
+
 def num_threads(value: int | None) -> int | None:
     """The flag, else `EDGECC_NUM_THREADS`, else None.
 

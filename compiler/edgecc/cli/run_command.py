@@ -14,6 +14,7 @@ from edgecc.cli.options import (
     common,
     confidence_threshold_option,
     num_threads,
+    num_threads_option,
     prompt_lookup_options,
 )
 from edgecc.cli.output import Console, print_json, print_text
@@ -77,12 +78,7 @@ if TYPE_CHECKING:
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-text tokens.")
 @click.option("--stats", is_flag=True, help="Acceptance and times on standard error.")
 @click.option("--device", metavar="NAME", help="Device of the bundle to use.")
-@click.option(
-    "--num-threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
-)
+@num_threads_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @common
 def command(console: Console, bundle: str, **flags: Any) -> int:

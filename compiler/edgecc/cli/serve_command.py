@@ -17,6 +17,7 @@ from edgecc.cli.options import (
     components_option,
     confidence_threshold_option,
     num_threads,
+    num_threads_option,
     offline_option,
 )
 from edgecc.cli.output import Console
@@ -113,12 +114,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", metavar="NAME", help="Device of the bundle to use, or to compile a TARGET for."
 )
-@click.option(
-    "--num-threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
-)
+@num_threads_option
 @common
 def command(console: Console, source: str, **flags: Any) -> int:
     """Serve BUNDLE with OpenAI's API until a signal ends it.

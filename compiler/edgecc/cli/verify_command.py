@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edgecc.cli.options import Command, common, num_threads
+from edgecc.cli.options import Command, common, num_threads, num_threads_option
 from edgecc.cli.output import Console, print_json
 from edgecc.errors import MismatchError
 from edgecc.paths import local_path
@@ -15,12 +15,7 @@ from edgecc.paths import local_path
 @click.command(cls=Command, name="verify", short_help="Prove a bundle on this machine.")
 @click.argument("bundle")
 @click.option("--device", metavar="NAME", help="Device of the bundle to use.")
-@click.option(
-    "--num-threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the engine; default: $EDGECC_NUM_THREADS, or chosen by size.",
-)
+@num_threads_option
 @click.option(
     "--prompts",
     type=click.IntRange(min=0),

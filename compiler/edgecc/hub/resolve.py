@@ -125,8 +125,7 @@ def metadata_place(
         yield Place(_cached(repository))
         return
     small, index = _small(repository, sizes)
-    if not any(name.endswith(".safetensors") for name in sizes):
-        raise no_weights(role, sorted(sizes))
+    _check_stored(sizes, role)
     names = weight_files(sizes, index)
     if not missing_weights(sizes, index) and all((small / name).exists() for name in names):
         yield Place(small)
@@ -153,10 +152,14 @@ def _index(folder: Path, role: str) -> JsonObject | None:
     return parse_object(path.read_bytes(), f"{role}/{INDEX}", constants=True)
 
 
-def _check_whole(sizes: Mapping[str, int], index: JsonObject | None, role: str) -> None:
-    """Say what a repository lacks before gigabytes of the rest are fetched."""
+def _check_stored(sizes: Mapping[str, int], role: str) -> None:
     if not any(name.endswith(".safetensors") for name in sizes):
         raise no_weights(role, sorted(sizes))
+
+
+def _check_whole(sizes: Mapping[str, int], index: JsonObject | None, role: str) -> None:
+    """Say what a repository lacks before gigabytes of the rest are fetched."""
+    _check_stored(sizes, role)
     missing = missing_weights(sizes, index)
     if missing and index is not None:
         raise InputError(
