@@ -120,15 +120,36 @@ def test_the_same_every_time(target: Path, draft: Path) -> None:
     assert make_golden(lifted(target, draft)) == make_golden(lifted(target, draft))
 
 
-def test_overflow_is_the_checkpoints_fault(tmp_path: Path) -> None:
-    path = write_target(tmp_path / "t", layers=1, quantized=False)
+@pytest.mark.parametrize(
+    ("side", "name", "outputs", "node"),
+    [
+        ("target", "model.norm.weight", "logits", "rms_norm"),
+        ("target", "lm_head.weight", "logits", "linear"),
+        ("target", "model.layers.1.mlp.down_proj.weight", "hidden_tap", "linear"),
+        ("draft", "norm.weight", "draft_logits that are", "rms_norm"),
+        ("draft", "markov_head.markov_w2.weight", "draft_logits that are", "markov_chain"),
+    ],
+)
+def test_overflow_names_the_weight(
+    tmp_path: Path, side: str, name: str, outputs: str, node: str
+) -> None:
+    paths = {
+        "target": write_target(tmp_path / "t", layers=2, quantized=False),
+        "draft": write_draft(tmp_path / "d", layers=1, target_layers=2, target_layer_ids=(0, 1)),
+    }
 
     def scale(tensors: Tensors) -> None:
-        tensors["model.norm.weight"] = np.full(64, 3e38, dtype=np.float32)
+        tensors[name][:] = 3e38
 
+    edit_tensors(paths[side], scale)
     with pytest.raises(InputError, match="overflow float32") as caught:
-        make_golden(lifted(edit_tensors(path, scale)))
-    assert caught.value.id == "golden/not-finite"
+        make_golden(lifted(paths["target"], paths["draft"]))
+    (found,) = caught.value.diagnostics
+    assert found.id == "golden/not-finite"
+    assert found.where == f"{side}/model.safetensors: {name}"
+    assert outputs in found.message
+    assert node in found.notes[0]
+    assert "3e+38" in found.notes[1]
 
 
 class TestCheckEngine:

@@ -23,12 +23,13 @@ from edgecc.backends.runtime.golden import (
     read_golden,
 )
 from edgecc.backends.runtime.proposer import proposer_of
-from edgecc.errors import InputError, InternalError
+from edgecc.errors import InternalError
 from edgecc.golden_image import IMAGE_ROWS, GoldenImage, golden_image
 from edgecc.ir.clone import with_smaller_caches
 from edgecc.ir.core import Json, Module
 from edgecc.ir.interpreter import Interpreter
 from edgecc.ir.types import DimExpr
+from edgecc.overflow import OverflowFinder
 from edgecc.passes.base import Pass, PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 from edgecc.passes.quantize import Quantize
@@ -90,28 +91,40 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
     and `image_rows` i64 `[T]` of the target.
 
     Raises:
-        InputError: The reference overflows.
+        InputError: The reference overflows; the weight that makes it is named.
     """
     target = section(module, "target")
     count, padding = int(str(target["num_tokens"])), int(str(target["vocab_size"]))
     ids = (np.arange(1, rows + 1, dtype=np.int64) * 7919) % min(count, padding)
     if (image := golden_image(module, rows)) is not None:
         ids = image.prompt.token_ids
-    with np.errstate(over="ignore", invalid="ignore"):  # judged by the result
-        sequence = GoldenSequence(Interpreter(module), image)
-        out = {**sequence.image, **sequence.target(ids)}
-    for name in out.keys() & {"logits", "hidden_tap", "image_features"}:
-        if not np.all(np.isfinite(out[name])):
-            raise InputError(
-                "golden/not-finite",
-                f"the reference computes {name} that are no numbers: the values overflow float32",
-                where="target",
-                help="the checkpoint is damaged: fetch it again",
-            )
+    with np.errstate(all="ignore"):  # judged by the result
+        golden = _rows(Interpreter(module), image, ids, count)
+        bad = sorted(k for k, v in golden.items() if v.dtype.kind == "f" and not _is_finite(v))
+        if bad:
+            finder = OverflowFinder(module)
+            _rows(finder, image, ids, count)
+            raise finder.error(bad)
+    return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
+
+
+def _rows(
+    interpreter: Interpreter, image: GoldenImage | None, ids: Array, count: int
+) -> dict[str, Array]:
+    """The tensors of `make_golden`.
+
+    Args:
+        interpreter: Of the module.
+        image: What is in the prompt, where the target reads images.
+        ids: The prompt, `[T]`.
+        count: Tokens of the vocabulary, without padding.
+    """
+    sequence = GoldenSequence(interpreter, image)
+    out = {**sequence.image, **sequence.target(ids)}
     anchor = np.argmax(out["logits"][0, :, :count], axis=-1).astype(np.int64)
     golden: dict[str, Array] = {"token_ids": ids, "logits": out["logits"][0], "anchor": anchor}
     golden |= sequence.image
-    if "draft" in module.graphs:
+    if "draft" in interpreter.module.graphs:
         if "hidden_tap" in out:
             golden["hidden_tap"] = out["hidden_tap"][0]
         draft = sequence.draft(out.get("hidden_tap"), ids, anchor)
@@ -119,7 +132,11 @@ def make_golden(module: Module, rows: int = PROMPT_ROWS) -> bytes:
         if "draft_logits" in draft:  # an output that lowered graphs have lost
             golden["draft_logits"] = draft["draft_logits"][0]
     golden["next_logits"] = sequence.target(anchor)["logits"][0]
-    return save({k: np.ascontiguousarray(v) for k, v in golden.items()})
+    return golden
+
+
+def _is_finite(values: Array) -> bool:
+    return bool(np.all(np.isfinite(values)))
 
 
 class GoldenSequence:

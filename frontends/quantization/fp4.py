@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.declaration import Scheme
 from edgecc.frontends.quantization.layouts import EXPONENTS
+from edgecc.frontends.quantization.ranges import E2M1_RANGE, E4M3_RANGE, ScaleRange
 from edgecc.frontends.quantization.stored import (
     EncodedWeight,
     bad,
@@ -21,6 +22,8 @@ NVFP4_FORMAT = "ModelOpt NVFP4 (weight, weight_scale, weight_scale_2)"
 DIVIDED_FORMAT = "compressed-tensors NVFP4 (weight_packed, weight_scale, weight_global_scale)"
 MXFP4_FORMAT = "MXFP4 (packed weight, scales of E8M0)"
 GPT_OSS_FORMAT = "MXFP4 of gpt-oss (_blocks, _scales)"
+_BLOCKS = tuple(a * b for a, b in zip(E2M1_RANGE, E4M3_RANGE, strict=True))
+"""The smallest magnitude but zero, and the largest one, of a code times its block scale."""
 
 
 def read_bytes(
@@ -90,7 +93,8 @@ def _nvfp4(
     _check_packed(checkpoint, key, (rows, columns), "NVFP4")
     check_whole_blocks(checkpoint, key, columns, block)
     _check_scales(checkpoint, parts["weight_scale"], (rows, columns // block), DType.F8E4M3)
-    check_scalar(checkpoint, parts[names[1]])
+    within = ScaleRange.of_divisor(*_BLOCKS) if divided else ScaleRange.of_factor(*_BLOCKS)
+    check_scalar(checkpoint, parts[names[1]], within=within)
     component = "input_global_scale" if divided else "input_scale"
     stored = f"{module}.{component}"
     beside: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.declaration import Scheme
 from edgecc.frontends.quantization.layouts import EXPONENTS, unsupported
+from edgecc.frontends.quantization.ranges import FP8_SCALES
 from edgecc.frontends.quantization.stored import (
     SCALE_DTYPES,
     EncodedWeight,
@@ -61,7 +62,7 @@ def read_fp8(
     scaling, block = _scaling(checkpoint, parts["weight_scale"], shape, block)
     dtype = checkpoint.info(parts["weight_scale"]).dtype
     if scaling == "tensor":
-        check_scalar(checkpoint, parts["weight_scale"], SCALE_DTYPES)
+        check_scalar(checkpoint, parts["weight_scale"], SCALE_DTYPES, FP8_SCALES)
     known = [f"{module}.{n}" for n in _ACTIVATIONS if f"{module}.{n}" in checkpoint.tensors]
     static = f"{module}.input_scale" in known and not (scheme is not None and scheme.weight_only)
     if static:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,14 +10,17 @@ from numpy.typing import NDArray
 
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
-from edgecc.frontends.quantization.stored import EncodedWeight
+from edgecc.frontends.quantization.ranges import E2M1_RANGE, E4M3_RANGE, FP8_SCALES
+from edgecc.frontends.quantization.stored import (
+    EncodedWeight,
+)
 from edgecc.ir.encodings import FP8, MXFP4, NVFP4
 from edgecc.ir.types import DType
 
 _CHUNK = 4 << 20
 """Bytes looked at together."""
 
-_E8M0_NAN = 0xFF
+_E8M0_NAN, _E8M0_BIAS = 0xFF, 127
 
 _HELP = "the file is damaged: fetch or export the checkpoint again"
 
@@ -27,7 +31,8 @@ def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
     NVFP4: a block scale must be a number without sign bit, and may be zero only where all values of
     its block are zero; every code is a number, so one ninth of the weight's bytes is read. FP8: a
     scale must be positive and finite, and no element may be NaN. MXFP4: a scale must be a number.
-    Other encodings have nothing to check. Reads by blocks of rows.
+    Values must be float32 numbers for the largest code there is. Other encodings have nothing to
+    check. Reads by blocks of rows.
 
     Raises:
         InputError: A scale or an element is bad; its place is named.
@@ -35,10 +40,10 @@ def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
     if isinstance(weight.encoding, NVFP4):
         _check_nvfp4(checkpoint, weight, weight.encoding.block)
     elif isinstance(weight.encoding, MXFP4):
-        _check_exponents(checkpoint, weight.parts["weight_scale"])
+        _check_exponents(checkpoint, weight.parts["weight_scale"], E2M1_RANGE[1])
     elif isinstance(weight.encoding, FP8):
         if weight.encoding.scale_dtype is DType.F8E8M0:
-            _check_exponents(checkpoint, weight.parts["weight_scale"])
+            _check_exponents(checkpoint, weight.parts["weight_scale"], E4M3_RANGE[1])
         else:
             _check_factors(checkpoint, weight.parts["weight_scale"])
         _check_elements(checkpoint, weight.parts["weight"])
@@ -63,29 +68,41 @@ def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> N
                 _fail(checkpoint, weight, block, lossy, start, scales)
 
 
-def _check_exponents(checkpoint: Checkpoint, key: str) -> None:
-    """Powers of two: all bytes but the last one are numbers."""
+def _check_exponents(checkpoint: Checkpoint, key: str, largest: float) -> None:
+    """Powers of two: all bytes but the last one are numbers.
+
+    Args:
+        checkpoint: Where the scales are.
+        key: Their name.
+        largest: Magnitude of a code.
+    """
     stored = checkpoint.read(key).view(np.uint8)
-    if stored.size and stored.max() == _E8M0_NAN:
-        place = [int(i) for i in np.argwhere(stored == _E8M0_NAN)[0]]
-        raise InputError(
-            "quant/bad-scale",
-            f"the scale at {place} is NaN (byte 0xff), expected a power of two",
-            where=checkpoint.location(key),
-            notes=(f"{int((stored == _E8M0_NAN).sum())} such scales",),
-            help=_HELP,
-        )
+    most = _E8M0_BIAS + 127 - math.frexp(largest)[1] + 1
+    if not stored.size or stored.max() <= most:
+        return
+    bad = stored > most
+    place = np.argwhere(bad)[0]
+    byte = int(stored[tuple(place)])
+    found = "NaN" if byte == _E8M0_NAN else f"2^{byte - _E8M0_BIAS}"
+    raise InputError(
+        "quant/bad-scale",
+        f"the scale at {place.tolist()} is {found} (byte 0x{byte:02x}), expected a power of two up "
+        f"to 2^{most - _E8M0_BIAS}: values are up to {largest:g} times as large, in float32",
+        where=checkpoint.location(key),
+        notes=(f"{int(bad.sum())} such scales",),
+        help=_HELP,
+    )
 
 
 def _check_factors(checkpoint: Checkpoint, key: str) -> None:
     factors = np.atleast_1d(checkpoint.read(key).astype(np.float32))
-    bad = ~(np.isfinite(factors) & (factors > 0))
+    bad = ~((factors >= FP8_SCALES.least) & (factors <= FP8_SCALES.most))
     if bad.any():
         place = np.argwhere(bad)[0]
+        value = float(factors[tuple(place)])
         raise InputError(
             "quant/bad-scale",
-            f"the scale at {place.tolist()} is {factors[tuple(place)]}, expected a finite positive "
-            "number",
+            f"the scale at {place.tolist()} is {value:g}, {FP8_SCALES.refuses(value)}",
             where=checkpoint.location(key),
             notes=(f"{int(bad.sum())} such scales",),
             help=_HELP,

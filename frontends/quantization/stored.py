@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ import numpy as np
 from edgecc.errors import InputError, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.names import value_tensor
+from edgecc.frontends.quantization.ranges import ANY_SCALE, ScaleRange
 from edgecc.ir.encodings import Encoding
 from edgecc.ir.types import DType, format_shape
 from edgecc.ir.weights import Param
@@ -43,9 +43,12 @@ class EncodedWeight:
 
 
 def check_scalar(
-    checkpoint: Checkpoint, key: str, dtypes: Collection[DType] = (DType.F32,)
+    checkpoint: Checkpoint,
+    key: str,
+    dtypes: Collection[DType] = (DType.F32,),
+    within: ScaleRange = ANY_SCALE,
 ) -> None:
-    """Check that a tensor is one finite positive number.
+    """Check that a tensor is one finite positive number, of a range.
 
     A large model has a thousand of them: where each is a request over the network, its value is
     left to who fetches the file.
@@ -54,6 +57,7 @@ def check_scalar(
         checkpoint: Where the tensor is.
         key: Its name.
         dtypes: What it may be stored in.
+        within: What it may be.
 
     Raises:
         InputError: It is something else.
@@ -69,12 +73,8 @@ def check_scalar(
     if checkpoint.is_remote(key):
         return
     value = float(np.asarray(checkpoint.read(key)).reshape(()))
-    if not (math.isfinite(value) and value > 0):
-        raise bad(
-            "quant/bad-scale",
-            f"the scale is {value}, expected a finite positive number",
-            checkpoint.location(key),
-        )
+    if expected := within.refuses(value):
+        raise bad("quant/bad-scale", f"the scale is {value}, {expected}", checkpoint.location(key))
 
 
 def check_tensor(

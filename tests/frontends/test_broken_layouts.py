@@ -64,6 +64,14 @@ CASES: Mapping[str, tuple[str, str, Change, str, str]] = {
         *(NVFP4, ".weight_global_scale", full(np.nan), BAD_SCALE),
         "the scale is nan",
     ),
+    "nvfp4: a global scale that is too small for a divisor": (
+        *(NVFP4, ".weight_global_scale", full(1e-36), BAD_SCALE),
+        "expected 7.9e-36 to",
+    ),
+    "fp8: a scale that is too large": (
+        *(f"{CT}fp8-tensor", ".weight_scale", full(1e36), BAD_SCALE),
+        "up to 448 times the scale",
+    ),
     "nvfp4: no block scales": (
         *(NVFP4, ".weight_scale", None, "quant/missing-scale"),
         "its weight_scale is missing",
@@ -318,7 +326,24 @@ def test_a_file_of_the_second_format_that_says_it_is_of_the_first(folder: Path) 
     ("layout", "ending", "byte", "words"),
     [
         (NVFP4, ".weight_scale", 0x7F, "is NaN (byte 0x7f)"),
-        (f"{CT}mxfp4", ".weight_scale", 0xFF, "NaN (byte 0xff), expected a power of two"),
+        (
+            f"{CT}mxfp4",
+            ".weight_scale",
+            0xFF,
+            "NaN (byte 0xff), expected a power of two",
+        ),
+        (
+            f"{CT}mxfp4",
+            ".weight_scale",
+            0xFD,
+            "2^126 (byte 0xfd), expected a power of two",
+        ),
+        (
+            f"{CT}mxfp8",
+            ".weight_scale",
+            0xF7,
+            "(byte 0xf7), expected a power of two up to 2^119",
+        ),
         (f"{CT}mxfp8", ".weight_scale", 0xFF, "NaN (byte 0xff), expected a power of two"),
         (f"{CT}mxfp8", ".weight", 0x7F, "is NaN"),
         ("awq", ".scales", 0x7E, "NaN"),

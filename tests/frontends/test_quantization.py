@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from edgecc.frontends.quantization import (
     check_scales,
     read_quantization,
 )
+from edgecc.frontends.quantization.ranges import ScaleRange
 from edgecc.ir.encodings import FP8, NVFP4, Dense
 from edgecc.ir.types import DType
 from edgecc.ir.weights import Stored, StoredPart, TensorReader, Weight, WeightTable
@@ -680,6 +682,13 @@ BAD_FP8: dict[str, tuple[Tensors, tuple[int, ...], str, str]] = {
     ),
     "zero": (fp8(np.array(0, np.float32)), (200, 300), "quant/bad-scale", "finite positive"),
     "NaN": (fp8(np.array(np.nan, np.float32)), (200, 300), "quant/bad-scale", "nan"),
+    "too large": (
+        fp8(np.array(1e36, np.float32)),
+        (200, 300),
+        "quant/bad-scale",
+        "expected 7.2e-43 to 7.6e+35: the values, up to 448 times the scale",
+    ),
+    "too small": (fp8(np.array(1e-44, np.float32)), (200, 300), "quant/bad-scale", "7.2e-43 to"),
     "activations NaN": (
         fp8(factors(), input_scale=np.array(np.nan, np.float32)),
         (200, 300),
@@ -720,13 +729,19 @@ def test_fp8_elements_that_are_no_numbers(
         check_scales(found.checkpoint, weight)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0, -1])
-def test_fp8_scales_of_rows_and_blocks_are_scanned(dense: Path, value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        *((value, "expected a finite positive number") for value in (np.nan, np.inf, 0, -1)),
+        *((value, "expected 7.2e-43 to 7.6e+35") for value in (1e36, 1e-44)),
+    ],
+)
+def test_fp8_scales_of_rows_and_blocks_are_scanned(dense: Path, value: float, words: str) -> None:
     scale = factors(2, 3)
     scale[1, 2] = value
     found = quantization(declare(edit_tensors(dense, lambda t: t | fp8(scale)), "fp8_pb_wo"))
     weight = found.weight("x", (200, 300))
-    with pytest.raises(InputError, match=r"scale at \[1, 2\] is .* finite positive"):
+    with pytest.raises(InputError, match=rf"scale at \[1, 2\] is .*{re.escape(words)}"):
         check_scales(found.checkpoint, weight)
 
 
@@ -769,6 +784,17 @@ BAD_SCALES: dict[str, tuple[str, np.ndarray[Any, Any], str]] = {
     "global infinite": ("weight_scale_2", np.array(np.inf, np.float32), "inf"),
     "global zero": ("weight_scale_2", np.array(0, np.float32), "0.0"),
     "global negative": ("weight_scale_2", np.array(-1, np.float32), "-1.0"),
+    "global too large": (
+        "weight_scale_2",
+        np.array(3e38, np.float32),
+        "expected 1.4e-42 to 1.3e+35",
+    ),
+    "global just too large": (
+        "weight_scale_2",
+        np.array(np.nextafter(np.float32(2.0**128 / 2688), np.float32(np.inf))),
+        "up to 2688 times the scale",
+    ),
+    "global too small": ("weight_scale_2", np.array(1e-43, np.float32), "expected 1.4e-42 to"),
     "global of two": ("weight_scale_2", f32(2), "[2]"),
     "global in bf16": ("weight_scale_2", np.array(1, ml_dtypes.bfloat16), "bf16"),
     "input NaN": ("input_scale", np.array(np.nan, np.float32), "nan"),
@@ -904,6 +930,28 @@ def test_a_scale_byte_is_refused_exactly_when_it_is_no_positive_number(
     else:
         with pytest.raises(InputError):
             check_scales(found.checkpoint, weight)
+
+
+@given(
+    st.floats(2.0**-149, float(np.finfo(np.float32).max), width=32),
+    st.sampled_from([np.multiply, np.divide]),
+)
+def test_a_range_is_where_values_are_numbers(value: float, apply: np.ufunc) -> None:
+    divided = apply is np.divide
+    within = (ScaleRange.of_divisor if divided else ScaleRange.of_factor)(2.0**-10, 2688)
+    scale = np.full(1, value, np.float32)
+
+    def numbers(slack: float) -> bool:
+        """Whether codes and block scales within a factor of the extremes give numbers."""
+        with np.errstate(over="ignore"):
+            ends = apply(np.array([2.0**-9 / slack, 448 * slack], np.float32), scale)
+            smallest, largest = ends * np.array([0.5, 6], np.float32)
+        return bool(smallest > 0 and np.isfinite(largest))
+
+    if within.refuses(value):
+        assert not numbers(slack=2)
+    else:
+        assert numbers(slack=1)
 
 
 def test_a_draft_does_not_inherit_the_targets_quantization(tmp_path: Path) -> None:
