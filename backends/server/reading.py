@@ -22,8 +22,8 @@ from edgecc.backends.server.protocol import (
     Tool,
 )
 from edgecc.backends.server.tool_calls import ToolCallParser
+from edgecc.backends.server.tool_forms import form_of
 from edgecc.backends.server.tools import (
-    form_of,
     tool_grammar,
     wanted_tools,
     without_call_strings,

@@ -140,8 +140,12 @@ class JsonReader(CallReader):
             return ""
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return ""
+        try:
+            found = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN, which is no JSON
+            return ""
         self.name = name
-        return json.dumps(arguments, ensure_ascii=False)
+        return found
 
 
 class TagReader(CallReader):
@@ -174,11 +178,16 @@ class TagReader(CallReader):
             return ""
         self.name = function[1].strip()
         properties = self._schemas.get(self.name, {}).get("properties", {})
-        arguments = {
-            key.strip(): _value(value, properties.get(key.strip(), {}))
-            for key, value in _PARAMETER.findall(function[2])
-        }
-        return json.dumps(arguments, ensure_ascii=False)
+        arguments: dict[str, str] = {}
+        place = 0
+        while (opened := _PARAMETER.search(function[2], place)) is not None:
+            key = opened[1].strip()
+            found = _read_value(function[2], opened.end(), properties.get(key, {}))
+            if found is None:
+                break
+            arguments[key], place = found
+        members = (f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in arguments.items())
+        return "{" + ", ".join(members) + "}"
 
 
 MakeReader: TypeAlias = Callable[[], CallReader]
@@ -300,7 +309,9 @@ _JSON_HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _TAGS = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?")
+_END_OF_TEXT = re.compile(r"\n?</parameter>")
+_END_OF_JSON = re.compile(r"\s*</parameter>")
 _TAGS_END = re.compile(r"</function>\s*</tool_call>")
 _CLOSE = re.compile(re.escape(CLOSE))
 
@@ -308,19 +319,37 @@ _CLOSE = re.compile(re.escape(CLOSE))
 def takes_text(schema: object) -> bool:
     """Whether a parameter is a text, which tags do not write as JSON."""
     if not isinstance(schema, Mapping):
-        return True
+        return False
     if isinstance(enum := schema.get("enum"), list):
         return all(isinstance(value, str) for value in enum)
     return schema.get("type") == "string"
 
 
-def _value(text: str, schema: object) -> Any:
-    if takes_text(schema):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _read_value(text: str, begin: int, schema: object) -> tuple[str, int] | None:
+    """A value of a parameter as JSON, and where its closing tag ends; None if there is none.
+
+    What should be JSON and is not is text. JSON is kept as it is written: numbers keep all digits.
+    """
+    if not takes_text(schema):
+        start = begin + len(text[begin:]) - len(text[begin:].lstrip())
+        try:
+            _, end = _JSON.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            if (closing := _END_OF_JSON.match(text, end)) is not None:
+                return text[start:end], closing.end()
+    closing = _END_OF_TEXT.search(text, begin)
+    if closing is None:
+        return None
+    return json.dumps(text[begin : closing.start()], ensure_ascii=False), closing.end()
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _begun(text: str, marker: str) -> int:

@@ -1,109 +1,16 @@
-"""Tools that a model may call: what clients declare, and the grammar of their calls."""
+"""Tools that a model may call: what clients declare, and the grammar of an answer with calls."""
 
 from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgecc.backends.runtime import ChatTemplates, Grammar
-from edgecc.backends.runtime.grammar import GrammarKind, json_rule, lark_string
+from edgecc.backends.runtime.grammar import Grammar, GrammarKind, json_rule, lark_string
 from edgecc.backends.server.protocol import ChatBody, NamedChoice, Tool
-from edgecc.backends.server.tool_calls import (
-    CLOSE,
-    OPEN,
-    JsonReader,
-    MakeReader,
-    TagReader,
-    takes_text,
-)
-from edgecc.errors import RequestError
-
-_DEFINITIONS = ("$defs", "definitions")
-_TAG_NAME = re.compile(r"[^>\n]+")
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-class ToolForm(ABC):
-    """How a model writes calls."""
-
-    @abstractmethod
-    def reader(self, tools: Sequence[Tool]) -> MakeReader:
-        """Reads calls."""
-
-    terminals = ""
-    """What rules need besides."""
-
-    @abstractmethod
-    def rule(self, tool: Tool) -> str:
-        """What is between the tags of a call, as part of a rule."""
-
-
-class JsonForm(ToolForm):
-    """As JSON: Qwen2.5, Qwen3, Hermes."""
-
-    def reader(self, tools: Sequence[Tool]) -> MakeReader:
-        """See `ToolForm`."""
-        return JsonReader
-
-    def rule(self, tool: Tool) -> str:
-        """See `ToolForm`."""
-        head = '{"name": ' + json.dumps(tool.function.name) + ', "arguments": '
-        return f'"\\n" {lark_string(head)} {json_rule(_parameters(tool))} "}}\\n"'
-
-
-class TagForm(ToolForm):
-    """As tags: Qwen3-Coder, Qwen3.5."""
-
-    terminals = "text_value[lazy]: /(.|\\n)*\\n<\\/parameter>\\n/"
-
-    def reader(self, tools: Sequence[Tool]) -> MakeReader:
-        """See `ToolForm`."""
-        schemas = {tool.function.name: _parameters(tool) for tool in tools}
-        return lambda: TagReader(schemas)
-
-    def rule(self, tool: Tool) -> str:
-        """See `ToolForm`. Parameters come in the order of the schema.
-
-        Raises:
-            RequestError: The name of one cannot stand in a tag.
-        """
-        schema = _parameters(tool)
-        required = schema.get("required", [])
-        definitions = {key: value for key, value in schema.items() if key in _DEFINITIONS}
-        parts = [lark_string(f"\n<function={tool.function.name}>\n")]
-        for name, value in schema.get("properties", {}).items():
-            if not _TAG_NAME.fullmatch(name):
-                raise _bad("tools", f"the parameter {name[:40]!r} has no name for a tag")
-            part = lark_string(f"<parameter={name}>\n") + " " + _tag_value(value, definitions)
-            parts.append(f"({part})" + ("" if name in required else "?"))
-        return " ".join([*parts, lark_string("</function>\n")])
-
-
-def form_of(chat: ChatTemplates) -> ToolForm:
-    """How a model writes calls, by what its chat template shows it.
-
-    Raises:
-        RequestError: The template takes no tools, or shows calls in another way.
-    """
-    source = chat.tool_source
-    if source is None:
-        raise RequestError(
-            "server/no-tools",
-            "the model's chat template takes no tools, so the model would not know them",
-            where="tools",
-            help="leave them out, or serve with a template that does: --chat-template",
-        )
-    if OPEN not in source:
-        raise RequestError(
-            "server/unknown-tool-calls",
-            f"the model's chat template writes calls of tools in another way than {OPEN}",
-            where="tools",
-            help="leave them out, or serve with a template that does: --chat-template",
-        )
-    return TagForm() if "<function=" in source else JsonForm()
+from edgecc.backends.server.tool_calls import CLOSE, OPEN
+from edgecc.backends.server.tool_forms import ToolForm, bad_tools, schema_of
 
 
 def wanted_tools(body: ChatBody) -> list[Tool]:
@@ -115,21 +22,38 @@ def wanted_tools(body: ChatBody) -> list[Tool]:
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise _bad("tools", "two tools have one name")
+        raise bad_tools("tools", "two tools have one name")
     for index, tool in enumerate(tools):
-        schema = _parameters(tool)
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise _bad(f"tools[{index}].function.parameters", "expected the schema of an object")
+        _check_schema(schema_of(tool), f"tools[{index}].function.parameters")
     if not tools and choice not in (None, "none", "auto"):
-        raise _bad("tool_choice", "tool_choice needs tools")
+        raise bad_tools("tool_choice", "tool_choice needs tools")
     if choice == "none":
         return []
     if isinstance(choice, NamedChoice):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
-            raise _bad("tool_choice", f"there is no tool {choice.function.name!r}")
+            raise bad_tools("tool_choice", f"there is no tool {choice.function.name!r}")
     return tools
+
+
+def _check_schema(schema: Mapping[str, Any], where: str) -> None:
+    """Check that a schema is one of an object.
+
+    Raises:
+        RequestError: It is not.
+    """
+    kind, properties = schema.get("type", "object"), schema.get("properties", {})
+    if kind not in ("object", ["object"]):
+        raise bad_tools(f"{where}.type", f"expected 'object', found {kind!r:.40}")
+    if not isinstance(properties, dict):
+        raise bad_tools(f"{where}.properties", "expected an object of schemas")
+    for name, value in properties.items():
+        if not isinstance(value, dict | bool):
+            message = f"expected a schema, an object or a boolean, found {value!r:.40}"
+            raise bad_tools(f"{where}.properties.{name:.40}", message)
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise bad_tools(f"{where}.required", "expected a list of names")
 
 
 def tool_grammar(
@@ -157,7 +81,7 @@ def tool_grammar(
         return _lark([f"start: {calls}"], tools, form)
     if answer is not None:
         if answer.kind is not GrammarKind.JSON_SCHEMA:
-            raise _bad("structured_outputs", "with tools, an answer can be held to JSON only")
+            raise bad_tools("structured_outputs", "with tools, an answer can be held to JSON only")
         json_answer = json_rule(json.loads(answer.text))
         return _lark([f"start: answer | {calls}", f"answer: {json_answer}"], tools, form)
     if not any(tool.function.strict for tool in tools):
@@ -171,8 +95,9 @@ def tool_grammar(
 def _lark(rules: Sequence[str], tools: Sequence[Tool], form: ToolForm) -> Grammar:
     """A grammar of rules that name `call`."""
     either = " | ".join(f"call{i}" for i in range(len(tools)))
-    calls = [f"call{i}: {form.rule(tool)} {lark_string(CLOSE)}" for i, tool in enumerate(tools)]
-    return Grammar.lark("\n".join([*rules, f"call: {either}", *calls, form.terminals]))
+    calls = [f"call{i}: inner{i} {lark_string(CLOSE)}" for i in range(len(tools))]
+    inner = [rule for i, tool in enumerate(tools) for rule in form.rules(tool, f"inner{i}")]
+    return Grammar.lark("\n".join([*rules, f"call: {either}", *calls, *inner]))
 
 
 def without_call_strings(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
@@ -190,7 +115,7 @@ def without_call_strings(message: Mapping[str, Any], index: int) -> Mapping[str,
         return message
     where = f"messages[{index}].tool_calls"
     if not isinstance(calls, list):
-        raise _bad(where, "tool_calls is a list of calls")
+        raise bad_tools(where, "tool_calls is a list of calls")
     read = [_read_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     content = message.get("content")
@@ -200,34 +125,13 @@ def without_call_strings(message: Mapping[str, Any], index: int) -> Mapping[str,
 def _read_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _bad(where, "a call has a function with a name")
+        raise bad_tools(where, "a call has a function with a name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise _bad(where, "the arguments of a call are no JSON") from error
+            raise bad_tools(where, "the arguments of a call are no JSON") from error
     if not isinstance(arguments, Mapping | None):
-        raise _bad(where, "the arguments of a call are no object")
+        raise bad_tools(where, "the arguments of a call are no object")
     return {**call, "function": {**function, "arguments": arguments or {}}}
-
-
-def _tag_value(schema: Any, definitions: Mapping[str, Any]) -> str:
-    """A value, up to the tag behind it."""
-    end = lark_string("\n</parameter>\n")
-    if takes_text(schema):
-        if not isinstance(schema, Mapping) or not schema.keys() & {"enum", "const"}:
-            return "text_value"
-        choices = [schema["const"]] if "const" in schema else schema["enum"]
-        if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
-            return f"({' | '.join(map(lark_string, choices))}) {end}"
-    return f"{json_rule({**schema, **definitions})} {end}"
-
-
-def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments."""
-    return _NO_PARAMETERS if tool.function.parameters is None else tool.function.parameters
-
-
-def _bad(where: str, message: str) -> RequestError:
-    return RequestError("server/bad-tools", message, where=where)

@@ -58,6 +58,7 @@ TAGS = framed(
     "<parameter=count>\n3\n</parameter>\n</function>"
 )
 
+NO_NUMBER = framed('{"arguments": {"a": NaN}, "name": "f"}')
 SAID = {"text": "line 1\nline 2", "count": 3}
 
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
@@ -99,6 +100,33 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         ),
         "",
         [("f", {"text": "5", "any": [1], "count": "five", "kind": "a"})],
+    ),
+    (
+        "tags",
+        framed(
+            '<function=f>\n<parameter=any>\n{"a": "</parameter>"}\n</parameter>\n<parameter=text>\n'
+            '\n"x"\n\n</parameter>\n</function>'
+        ),
+        "",
+        [("f", {"any": {"a": "</parameter>"}, "text": '\n"x"\n'})],
+    ),
+    (
+        "tags",
+        framed("<function=f>\n<parameter=any>\nNaN\n</parameter>\n</function>"),
+        "",
+        [("f", {"any": "NaN"})],
+    ),
+    (
+        "tags",
+        framed("<function=f>\n<parameter=any>\n[1] 2\n</parameter>\n<parameter=b>\n</function>"),
+        "",
+        [("f", {"any": "[1] 2"})],
+    ),
+    (
+        "json",
+        framed('{"arguments": {"a": NaN}, "name": "f"}'),
+        framed('{"arguments": {"a": NaN}, "name": "f"}'),
+        [],
     ),
     (
         "tags",
@@ -152,6 +180,12 @@ def test_any_text(form: str, text: str, cuts: list[int]) -> None:
     assert read(form, text, cuts) == read(form, text)
 
 
+@pytest.mark.parametrize("number", ["1e999", "0.10000000000000000555", "-0", "1234567890123456789"])
+def test_numbers_in_tags_keep_their_digits(number: str) -> None:
+    text = framed(f"<function=f>\n<parameter=count>\n{number}\n</parameter>\n</function>")
+    assert read("tags", text) == ("", [("f", f'{{"count": {number}}}')])
+
+
 def test_a_cut_answer_keeps_what_was_told() -> None:
     parser = tool_calls.ToolCallParser(tool_calls.JsonReader)
     parts = parser.push('<tool_call>{"name": "f", "arguments": {"a": "b')
@@ -165,15 +199,3 @@ def test_calls_after_the_first_are_left_out() -> None:
     told = [parser.push(ONE + "\n" + ONE), parser.finish()]
     assert parser.calls == len([call for parts in told for call in parts.calls]) == 1
     assert "".join(parts.content for parts in told) == ""
-
-
-@pytest.mark.parametrize("name", ["", "a>b", "a\nb"])
-def test_names_that_no_tag_can_have(name: str) -> None:
-    """Nobody could read the call again."""
-    tools = pytest.importorskip("edgecc.backends.server.tools")
-    schema = {"type": "object", "properties": {name: {"type": "string"}}}
-    function = {"name": "f", "parameters": schema}
-    tool = tools.Tool.model_validate({"type": "function", "function": function})
-    with pytest.raises(tools.RequestError, match="no name for a tag"):
-        tools.TagForm().rule(tool)
-    tools.JsonForm().rule(tool)  # JSON can have it

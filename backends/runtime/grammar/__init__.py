@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edgecc.backends.runtime.grammar.compiler import CompiledGrammar, GrammarCompiler
 from edgecc.backends.runtime.grammar.constraint import Constraint
-from edgecc.backends.runtime.grammar.lark import json_rule, lark_string
+from edgecc.backends.runtime.grammar.lark import json_rule, lark_regex, lark_string
 from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "GrammarCompiler",
     "GrammarKind",
     "json_rule",
+    "lark_regex",
     "lark_string",
 ]

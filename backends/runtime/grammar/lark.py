@@ -23,7 +23,7 @@ def lark_of(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.LARK:
         return f"{grammar.text}\n{HEADER}"  # the last header counts
     if grammar.kind is GrammarKind.REGEX:
-        return HEADER + f"start: /{_slashed(grammar.text)}/"
+        return HEADER + f"start: {lark_regex(grammar.text)}"
     if grammar.kind is GrammarKind.CHOICE:
         choices = map(lark_string, json.loads(grammar.text))
         return HEADER + "start: CHOICE\nCHOICE: " + " | ".join(choices)
@@ -44,9 +44,10 @@ def json_rule(schema: dict[str, Any] | bool) -> str:
     return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
-def _slashed(pattern: str) -> str:
-    """A regular expression that can stand between slashes, on one line."""
-    return re.sub(r"\\\n|\\.|[/\n]", lambda found: _SLASHED.get(found[0], found[0]), pattern)
+def lark_regex(pattern: str) -> str:
+    """A regular expression between the slashes of Lark, on one line."""
+    inner = re.sub(r"\\\n|\\.|[/\n]", lambda found: _SLASHED.get(found[0], found[0]), pattern)
+    return f"/{inner}/"
 
 
 _SLASHED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
