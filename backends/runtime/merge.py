@@ -1,9 +1,9 @@
 """Several sequences' calls of one entry as one engine call, and its results for each of them.
 
-Rows are padded at the end to those of the longest. A draft's block follows its last feature, so
-calls of drafts are padded in front, with features that it was given before: their rows are written
-once more, with the bits that they have. Slots between them take part as well: nothing is read of
-what comes out for them, and what is written lies behind their valid rows.
+Rows are padded at the end to those of the longest. The block of a draft that reads states follows
+its last feature, so its calls are padded in front, with features that it was given before: their
+rows are written once more, with the bits that they have. Slots between them take part as well:
+nothing is read of what comes out for them, and what is written lies behind their valid rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgecc.backends.base import Array, Role
-from edgecc.backends.runtime.calls import Call, Entry
+from edgecc.backends.runtime.calls import Call
 from edgecc.errors import InternalError
 
 
@@ -82,7 +82,7 @@ def start_of(call: Call, rows: int) -> int | None:
     """
     length = int(call.inputs[Role.CACHE_LENGTH][0])
     missing = rows - rows_of(call)
-    if call.entry is Entry.TARGET or not missing:
+    if Role.LOGIT_ROWS in call.inputs or not missing:  # padded at the end: its own rows are told
         return length
     known = call.earlier.get(Role.FEATURES)
     return length - missing if known is not None and known.shape[1] >= missing else None
