@@ -9,6 +9,7 @@ from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Module, Node, Value
 from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8
 from edgecc.ir.quantize import has_global_scale
+from edgecc.ir.recipes import RECIPES
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.weights import Derived, Unbound, WeightTable
 from edgecc.passes.base import Pass, PassContext
@@ -242,10 +243,22 @@ class _LinearUses:
         for symbol in self.nodes:
             if not isinstance(table[symbol].encoding, Dense):
                 self._note(table, symbol, f"@{symbol}", first=1)
+        self._note_twins(table)
 
     def _note(self, table: WeightTable, symbol: str, reader: str, first: int = 0) -> None:
         for name in list(table.dependencies(symbol))[first:]:
             self._others.setdefault(table.resolve(name), reader)
+
+    def _note_twins(self, table: WeightTable) -> None:
+        """Weights that layers read in two forms of which a bundle stores one."""
+        forms: dict[str, list[str]] = {}
+        for symbol in self.nodes:
+            for stored in _stored(table, symbol):
+                forms.setdefault(stored, []).append(symbol)
+        for symbols in forms.values():
+            for symbol in symbols[1:]:
+                self._others.setdefault(symbol, f"@{symbols[0]}")
+                self._others.setdefault(symbols[0], f"@{symbol}")
 
     def other_reader(self, symbol: str) -> str:
         """Why a weight would be stored twice if its linear layers read a quantized copy; or ""."""
@@ -269,6 +282,14 @@ class _LinearUses:
                     group.update(dict.fromkeys(merged, merged))
         order = {symbol: i for i, symbol in enumerate(chosen)}
         return {symbol: sorted(members, key=order.__getitem__) for symbol, members in group.items()}
+
+
+def _stored(table: WeightTable, symbol: str) -> set[str]:
+    """What a bundle has of a weight: recipes that expand are applied when it is loaded."""
+    source = table[symbol].source
+    if isinstance(source, Derived) and RECIPES[source.recipe].expands:
+        return {s for name in source.inputs for s in _stored(table, table.resolve(name))}
+    return {symbol}
 
 
 def quantized_name(symbol: str, format: str) -> str:

@@ -398,9 +398,13 @@ def check_values(module: Module, inputs: Inputs, options: QuantizeOptions) -> bo
     assert module_text(module) == again
 
     table = module.weights
-    for symbol, inputs_of in made(module).items():
-        if symbol not in originals:  # random modules have quantized weights of their own
-            table.rebind(inputs_of[0], dense(table.dense(symbol)))
+    rounded = {
+        inputs_of[0]: dense(table.dense(symbol))
+        for symbol, inputs_of in made(module).items()
+        if symbol not in originals  # random modules have quantized weights of their own
+    }
+    for symbol, weight in rounded.items():  # not before all are read: some share a scale
+        table.rebind(symbol, weight)
     for graph, weights in zip(module.graphs.values(), reads, strict=True):
         for node, names in zip(graph.nodes, weights, strict=True):
             node.weights = names
@@ -426,6 +430,22 @@ def naming(module: Module, options: QuantizeOptions) -> QuantizeOptions:
         if any(fnmatchcase(name, p) for s in module.weights for name in module_names(s))
     ]
     return replace(options, exclude=",".join(patterns))
+
+
+def test_a_weight_read_in_two_forms_of_which_one_is_stored():
+    """Both quantized would be stored, besides what they were made from."""
+    module = Module("m")
+    symbol = module.weights.add("w.weight", dense(np.ones((4, 16), np.float32)))
+    other = module.weights.derive("w.dequantized", "dequantize", (symbol,))
+    b = Builder(module, "g")
+    x = b.input("x", DType.F32, (2, 16), Role.ACTIVATION)
+    b.output(b.op("linear", x, weights=(symbol,)), "y", Role.ACTIVATION)
+    b.output(b.op("linear", x, weights=(other,)), "z", Role.ACTIVATION)
+    found = quantize(module, format="int8")
+    assert found == {
+        "w.weight": "is also read by @w.dequantized",
+        "w.dequantized": "is also read by @w.weight",
+    }
 
 
 @given(module=modules(), options=OPTIONS)
