@@ -10,15 +10,9 @@ from typing import Any
 
 from edgecc.backends.runtime import ChatTemplates, Grammar
 from edgecc.backends.runtime.grammar import GrammarKind, json_rule, lark_string
+from edgecc.backends.server.call_readers import CLOSE, OPEN, JsonReader, read_json
 from edgecc.backends.server.protocol import ChatBody, NamedChoice, Tool
-from edgecc.backends.server.tool_calls import (
-    CLOSE,
-    OPEN,
-    JsonReader,
-    MakeReader,
-    TagReader,
-    takes_text,
-)
+from edgecc.backends.server.tool_calls import MakeReader, TagReader, takes_text
 from edgecc.errors import RequestError
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -204,8 +198,8 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
+            arguments = read_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
             raise _bad(where, "the arguments of a call are no JSON") from error
     if not isinstance(arguments, Mapping | None):
         raise _bad(where, "the arguments of a call are no object")
