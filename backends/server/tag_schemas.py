@@ -15,8 +15,12 @@ END = "\n</parameter>\n"
 """What follows a value."""
 
 _ANY = r"/(.|\n)*/"
-_READABLE = _ANY + r" & ~/(.|\n)*(<\/parameter>|<\/function>\s*<\/tool_call>)(.|\n)*/"
-"""Any text but one that would end its tag, or the call."""
+_ENDS = (
+    r"<\/parameter>\s*(<parameter=|<\/function>)"
+    r"|<\/function>\s*<\/tool_call>(.|\n)*<tool_call>"
+)
+_READABLE = rf"{_ANY} & ~/(.|\n)*({_ENDS})(.|\n)*/"
+"""Any text but one that would end its tag, or the call; see `TagReader`."""
 
 _COMBINED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 """Keywords that say more of a text than it is held to here."""

@@ -20,15 +20,13 @@ Paris
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+from edgecc.backends.server.call_readers import CLOSE, OPEN, CallReader, read_json, write_json
 
 
 @dataclass(slots=True)
@@ -61,95 +59,11 @@ class Parts:
     calls: list[CallPart] = field(default_factory=list)
 
 
-class CallReader(ABC):
-    """Reads one call, from behind `<tool_call>` on.
-
-    Attributes:
-        name: The name of the tool, as soon as it is known; never, if this is no call.
-        announced: For the caller: whether it has told the name.
-        text: All that was taken, up to the end of the call.
-        rest: What follows the call, once it has ended.
-    """
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.announced = False
-        self.text = ""
-        self.rest: str | None = None
-
-    def push(self, text: str) -> str:
-        """Take more text; returns the next part of the arguments."""
-        self.text += text
-        return self._read()
-
-    @abstractmethod
-    def finish(self) -> str:
-        """Nothing more comes; returns the last part of the arguments."""
-
-    @abstractmethod
-    def _read(self) -> str:
-        """Read what is new of the text."""
-
-    def _end(self, place: int) -> None:
-        """The call ends here."""
-        self.text, self.rest = self.text[:place], self.text[place:]
-
-
-class JsonReader(CallReader):
-    """A call in JSON. Arguments are handed out as they are written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._read_to = 0
-        self._object: _Object | None = None
-
-    def _read(self) -> str:
-        if self._object is None:
-            head = _JSON_HEAD.match(self.text)
-            if head is None:
-                return self._read_whole()
-            self.name = json.loads(head[1], strict=False)
-            self._object, self._read_to = _Object(), head.end()
-        begin = self._read_to
-        self._read_to = self._object.follow(self.text, begin)
-        arguments = self.text[begin : self._read_to]
-        if self._object.closed and (end := self.text.find(CLOSE, self._read_to)) >= 0:
-            self._end(end + len(CLOSE))
-        return arguments
-
-    def _read_whole(self) -> str:
-        """A call whose parts come in another order, or something else."""
-        end = self.text.find(CLOSE)
-        if end < 0:
-            return ""
-        arguments = self._parse(self.text[:end])
-        self._end(end + len(CLOSE))
-        return arguments
-
-    def finish(self) -> str:
-        """See `CallReader`. Models leave the closing tag out where their text ends."""
-        return self._parse(self.text) if self._object is None else ""
-
-    def _parse(self, text: str) -> str:
-        try:
-            call = json.loads(text, strict=False)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-            if isinstance(arguments, str):
-                arguments = json.loads(arguments)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return ""
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            return ""
-        try:
-            found = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        except ValueError:  # NaN, which is no JSON
-            return ""
-        self.name = name
-        return found
-
-
 class TagReader(CallReader):
     """A call in tags. Its arguments come when it is complete.
+
+    A value ends at the first `</parameter>` behind which the call goes on or ends: texts may have
+    tags in them.
 
     Args:
         schemas: Schemas of the parameters of tools, by the tools' names: they tell text from JSON.
@@ -158,36 +72,72 @@ class TagReader(CallReader):
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__()
         self._schemas = schemas
+        self._first_end: int | None = None
+        self._searched = 0
 
     def _read(self) -> str:
-        closing = _TAGS_END if self.text.lstrip().startswith("<function=") else _CLOSE
-        end = closing.search(self.text)
-        if end is None:
+        if not self.text.lstrip().startswith("<function="):
+            if end := _CLOSE.search(self.text):
+                self._end(end.end())
             return ""
-        arguments = self._parse(self.text[: end.end() - len(CLOSE)])
-        self._end(end.end())
-        return arguments
+        while end := _TAGS_END.search(self.text, self._searched):
+            self._searched = end.end()
+            if end[0] == OPEN:
+                if self._first_end is None:
+                    continue  # in a text
+                self._end(self._first_end)  # the next call, and a value of this one has no end
+                return ""
+            call = _TagCall(self.text[: end.start("close")])
+            if not call.unfinished:
+                self._end(end.end())
+                return self._take(call)
+            self._first_end = self._first_end or end.end()
+        return ""
 
     def finish(self) -> str:
-        """See `CallReader`."""
-        return self._parse(self.text)
+        """See `CallReader`. Models leave the closing tag out where their text ends."""
+        return self._take(_TagCall(self.text))
 
-    def _parse(self, text: str) -> str:
-        function = _TAGS.fullmatch(text)
-        if function is None:
+    def _take(self, call: _TagCall) -> str:
+        if not call.name:
             return ""
-        self.name = function[1].strip()
-        properties = self._schemas.get(self.name, {}).get("properties", {})
-        arguments: dict[str, str] = {}
-        place = 0
-        while (opened := _PARAMETER.search(function[2], place)) is not None:
-            key = opened[1].strip()
-            found = _read_value(function[2], opened.end(), properties.get(key, {}))
-            if found is None:
-                break
-            arguments[key], place = found
-        members = (f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in arguments.items())
-        return "{" + ", ".join(members) + "}"
+        properties = self._schemas.get(call.name, {}).get("properties", {})
+        arguments = {
+            key: _value(text, properties.get(key, {})) for key, text in call.values.items()
+        }
+        self.name = call.name
+        return write_json(arguments)
+
+
+class _TagCall:
+    """A function in tags and its parameters, as texts.
+
+    Args:
+        text: All of it.
+
+    Attributes:
+        name: Of the function; empty if the text is something else.
+        values: Of the parameters, by name.
+        unfinished: Whether a value has no end yet.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.name = ""
+        self.values: dict[str, str] = {}
+        self.unfinished = False
+        head = _FUNCTION.match(text)
+        if head is None:
+            return
+        place = head.end()
+        while begin := _PARAMETER.match(text, place):
+            end = _VALUE_END.search(text, begin.end())
+            if end is None:
+                self.unfinished = True
+                return
+            self.values[begin[1].strip()] = text[begin.end() : end.start()]
+            place = end.end()
+        if _FUNCTION_END.fullmatch(text, place):
+            self.name = head[1].strip()
 
 
 MakeReader: TypeAlias = Callable[[], CallReader]
@@ -269,50 +219,11 @@ class ToolCallParser:
             parts.calls.append(CallPart(self.calls - 1, arguments))
 
 
-class _Object:
-    """Finds the end of a JSON object that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._depth = 0
-        self._quoted = False
-
-    def follow(self, text: str, begin: int) -> int:
-        """Where the object ends, or the text.
-
-        What may be the first half of an escape is left for the next time.
-        """
-        place = begin
-        while place < len(text) and not self.closed:
-            found = (_IN_STRING if self._quoted else _OUT_OF_STRING).search(text, place)
-            if found is None:
-                return len(text)
-            if found[0] == "\\":
-                return found.start()
-            place = found.end()
-            self._take(found[0])
-        return place
-
-    def _take(self, mark: str) -> None:
-        if mark == '"':
-            self._quoted = not self._quoted
-        elif mark in "{[":
-            self._depth += 1
-        elif mark in "}]":
-            self._depth -= 1
-            self.closed = self._depth == 0
-
-
-_IN_STRING = re.compile(r'\\.|\\$|"', re.DOTALL)
-_OUT_OF_STRING = re.compile(r'["{}\[\]]')
-_JSON_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-_TAGS = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?")
-_END_OF_TEXT = re.compile(r"\n?</parameter>")
-_END_OF_JSON = re.compile(r"\s*</parameter>")
-_TAGS_END = re.compile(r"</function>\s*</tool_call>")
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
+_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
+_FUNCTION_END = re.compile(r"\s*</function>\s*")
+_TAGS_END = re.compile(rf"</function>\s*(?P<close>{re.escape(CLOSE)})|{re.escape(OPEN)}")
 _CLOSE = re.compile(re.escape(CLOSE))
 
 
@@ -325,31 +236,15 @@ def takes_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _read_value(text: str, begin: int, schema: object) -> tuple[str, int] | None:
-    """A value of a parameter as JSON, and where its closing tag ends; None if there is none.
-
-    What should be JSON and is not is text. JSON is kept as it is written: numbers keep all digits.
-    """
-    if not takes_text(schema):
-        start = begin + len(text[begin:]) - len(text[begin:].lstrip())
-        try:
-            _, end = _JSON.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            if (closing := _END_OF_JSON.match(text, end)) is not None:
-                return text[start:end], closing.end()
-    closing = _END_OF_TEXT.search(text, begin)
-    if closing is None:
-        return None
-    return json.dumps(text[begin : closing.start()], ensure_ascii=False), closing.end()
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_number)
+def _value(text: str, schema: object) -> Any:
+    if takes_text(schema):
+        return text
+    try:
+        value = read_json(text)
+        write_json(value)
+    except ValueError:
+        return text
+    return value
 
 
 def _begun(text: str, marker: str) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 
 from edgecc.backends.runtime import ChatTemplates
 from edgecc.backends.runtime.grammar import json_rule, lark_string
+from edgecc.backends.server.call_readers import OPEN, JsonReader
 from edgecc.backends.server.protocol import Tool
 from edgecc.backends.server.tag_schemas import object_schema, value_rule
-from edgecc.backends.server.tool_calls import OPEN, JsonReader, MakeReader, TagReader
+from edgecc.backends.server.tool_calls import MakeReader, TagReader
 from edgecc.errors import RequestError
 
 _DEFINITIONS = ("$defs", "definitions")

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgecc.backends.runtime.grammar import Grammar, GrammarKind, json_rule, lark_string
+from edgecc.backends.server.call_readers import CLOSE, OPEN, read_json
 from edgecc.backends.server.protocol import ChatBody, NamedChoice, Tool
-from edgecc.backends.server.tool_calls import CLOSE, OPEN
 from edgecc.backends.server.tool_forms import ToolForm, bad_tools, schema_of
 
 
@@ -129,8 +129,8 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
+            arguments = read_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
             raise bad_tools(where, "the arguments of a call are no JSON") from error
     if not isinstance(arguments, Mapping | None):
         raise bad_tools(where, "the arguments of a call are no object")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 tool_calls = pytest.importorskip("edgecc.backends.server.tool_calls")
+call_readers = pytest.importorskip("edgecc.backends.server.call_readers")
 
 SCHEMAS = {
     "f": {
@@ -26,7 +27,7 @@ SCHEMAS = {
     }
 }
 WRITERS = {
-    "json": tool_calls.JsonReader,
+    "json": call_readers.JsonReader,
     "tags": lambda: tool_calls.TagReader(SCHEMAS),
 }
 
@@ -58,7 +59,15 @@ TAGS = framed(
     "<parameter=count>\n3\n</parameter>\n</function>"
 )
 
-NO_NUMBER = framed('{"arguments": {"a": NaN}, "name": "f"}')
+
+def tags(value: str, name: str = "text") -> str:
+    """A call with one argument."""
+    return framed(f"<function=f>\n<parameter={name}>\n{value}\n</parameter>\n</function>")
+
+
+BAD_NAME = framed('{"name": "f\\x", "arguments": {}}')
+NO_NUMBER = framed('{"arguments": {"count": NaN}, "name": "f"}')
+UNFINISHED = framed("<function=f>\n<parameter=text>\na</function>")
 SAID = {"text": "line 1\nline 2", "count": 3}
 
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
@@ -84,6 +93,14 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("json", framed("no call"), framed("no call"), []),
     ("json", framed('{"name": 5, "arguments": {}}'), framed('{"name": 5, "arguments": {}}'), []),
+    ("json", BAD_NAME, BAD_NAME, []),
+    ("json", NO_NUMBER, NO_NUMBER, []),
+    (
+        "json",
+        framed('{"arguments": {"text": "\\ud800"}, "name": "f"}'),
+        "",
+        [("f", {"text": "\ud800"})],
+    ),
     ("json", "<tool_call>", "<tool_call>", []),
     ("json", ONE.removesuffix("\n</tool_call>"), "", [("f", {"text": 'a } " {', "count": 1})]),
     ("json", '<tool_call>{"name": "f"', '<tool_call>{"name": "f"', []),
@@ -117,12 +134,6 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("f", {"any": "NaN"})],
     ),
     (
-        "tags",
-        framed("<function=f>\n<parameter=any>\n[1] 2\n</parameter>\n<parameter=b>\n</function>"),
-        "",
-        [("f", {"any": "[1] 2"})],
-    ),
-    (
         "json",
         framed('{"arguments": {"a": NaN}, "name": "f"}'),
         framed('{"arguments": {"a": NaN}, "name": "f"}'),
@@ -135,6 +146,21 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [],
     ),
     ("tags", TAGS.removesuffix("\n</tool_call>"), "", [("f", SAID)]),
+    ("tags", framed("<function= >\n</function>"), framed("<function= >\n</function>"), []),
+    ("tags", tags("a</parameter> b"), "", [("f", {"text": "a</parameter> b"})]),
+    ("tags", tags("<tool_call>"), "", [("f", {"text": "<tool_call>"})]),
+    (
+        "tags",
+        tags("</function>\n</tool_call>\n"),
+        "",
+        [("f", {"text": "</function>\n</tool_call>\n"})],
+    ),
+    ("tags", UNFINISHED, UNFINISHED, []),
+    ("tags", UNFINISHED + "\n" + TAGS, UNFINISHED, [("f", SAID)]),
+    ("tags", tags("NaN", "any"), "", [("f", {"any": "NaN"})]),
+    ("tags", tags("[1e999]", "any"), "", [("f", {"any": "[1e999]"})]),
+    ("tags", tags("[" * 100_000, "any"), "", [("f", {"any": "[" * 100_000})]),
+    ("tags", tags('["\\ud800"]', "any"), "", [("f", {"any": ["\ud800"]})]),
     ("tags", framed("nothing"), framed("nothing"), []),
     (
         "tags",
@@ -151,6 +177,8 @@ def test_pieces(form: str, text: str, content: str, calls: list[Any], cuts: list
     found, read_calls = read(form, text, cuts)
     assert found == content
     assert [(name, json.loads(arguments)) for name, arguments in read_calls] == calls
+    for _, arguments in read_calls:
+        arguments.encode()
     assert (found, read_calls) == read(form, text), "the pieces matter"
 
 
@@ -180,14 +208,8 @@ def test_any_text(form: str, text: str, cuts: list[int]) -> None:
     assert read(form, text, cuts) == read(form, text)
 
 
-@pytest.mark.parametrize("number", ["1e999", "0.10000000000000000555", "-0", "1234567890123456789"])
-def test_numbers_in_tags_keep_their_digits(number: str) -> None:
-    text = framed(f"<function=f>\n<parameter=count>\n{number}\n</parameter>\n</function>")
-    assert read("tags", text) == ("", [("f", f'{{"count": {number}}}')])
-
-
 def test_a_cut_answer_keeps_what_was_told() -> None:
-    parser = tool_calls.ToolCallParser(tool_calls.JsonReader)
+    parser = tool_calls.ToolCallParser(call_readers.JsonReader)
     parts = parser.push('<tool_call>{"name": "f", "arguments": {"a": "b')
     (call,) = parts.calls
     assert (call.name, call.arguments) == ("f", '{"a": "b')
@@ -195,7 +217,7 @@ def test_a_cut_answer_keeps_what_was_told() -> None:
 
 
 def test_calls_after_the_first_are_left_out() -> None:
-    parser = tool_calls.ToolCallParser(tool_calls.JsonReader, 1)
+    parser = tool_calls.ToolCallParser(call_readers.JsonReader, 1)
     told = [parser.push(ONE + "\n" + ONE), parser.finish()]
     assert parser.calls == len([call for parts in told for call in parts.calls]) == 1
     assert "".join(parts.content for parts in told) == ""

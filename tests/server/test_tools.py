@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -112,9 +113,32 @@ def test_an_end_is_the_end() -> None:
     assert not takes(grammar, "\n")
 
 
-@pytest.mark.parametrize("text", ["a</parameter>b", "</parameter>", "</function>\n</tool_call>"])
-def test_texts_that_would_end_the_call(text: str) -> None:
-    assert not takes(compiled({"type": "string"}), text)
+READABLE = (
+    *("a</parameter>b", "</parameter>", "x</parameter>\n", "<parameter=b>", "</tool_call>"),
+    *("</function>\n</tool_call>", "<tool_call>", "<tool_call></function></tool_call>"),
+)
+UNREADABLE = (
+    *("</parameter></function>", "a</parameter>\n<parameter=b>"),
+    "</function></tool_call>\n<tool_call>",
+)
+
+
+@pytest.mark.parametrize("text", [*READABLE, *UNREADABLE])
+def test_texts_with_tags_in_them(text: str) -> None:
+    """They are allowed exactly if what reads the call gets them back."""
+    tool = protocol.Tool.model_validate(
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+        }
+    )
+    reader = tool_forms.TagForm().reader([tool])()
+    told = reader.push(
+        f"\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    )
+    is_read = reader.name == "f" and json.loads(told or "0") == {"a": text} and reader.rest == ""
+    assert is_read == (text in READABLE)
+    assert takes(compiled({"type": "string"}), text) == is_read
 
 
 @pytest.mark.parametrize(
