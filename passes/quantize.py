@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from edgecc.errors import UsageError, did_you_mean
@@ -232,10 +232,12 @@ class _LinearUses:
         table = module.weights
         self.nodes: dict[str, list[tuple[str, Node]]] = {}
         self._others: dict[str, str] = {}
+        read: dict[str, None] = {}
         for graph in module.graphs.values():
             for node in graph.nodes:
                 for index, name in enumerate(node.weights):
                     symbol = table.resolve(name)
+                    read[symbol] = None
                     if index == 0 and node.op.name == "linear":
                         self.nodes.setdefault(symbol, []).append((graph.name, node))
                     else:
@@ -243,16 +245,16 @@ class _LinearUses:
         for symbol in self.nodes:
             if not isinstance(table[symbol].encoding, Dense):
                 self._note(table, symbol, f"@{symbol}", first=1)
-        self._note_twins(table)
+        self._note_twins(table, read)
 
     def _note(self, table: WeightTable, symbol: str, reader: str, first: int = 0) -> None:
         for name in list(table.dependencies(symbol))[first:]:
             self._others.setdefault(table.resolve(name), reader)
 
-    def _note_twins(self, table: WeightTable) -> None:
-        """Weights that layers read in two forms of which a bundle stores one."""
+    def _note_twins(self, table: WeightTable, read: Iterable[str]) -> None:
+        """Weights that nodes read in two forms of which a bundle stores one."""
         forms: dict[str, list[str]] = {}
-        for symbol in self.nodes:
+        for symbol in read:
             for stored in _stored(table, symbol):
                 forms.setdefault(stored, []).append(symbol)
         for symbols in forms.values():

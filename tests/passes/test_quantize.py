@@ -448,6 +448,17 @@ def test_a_weight_read_in_two_forms_of_which_one_is_stored():
     }
 
 
+def test_a_weight_whose_values_a_layer_reads_while_a_table_is_packed():
+    module = Module("m")
+    symbol = module.weights.add("w.weight", packed(np.random.default_rng(0), 3, 16).weight)
+    other = module.weights.derive("w.dequantized", "dequantize", (symbol,))
+    b = Builder(module, "g")
+    ids = b.input("ids", DType.I64, (2,), Role.TOKEN_IDS)
+    x = b.op("embedding", ids, weights=(symbol,))
+    b.output(b.op("linear", x, weights=(other,)), "y", Role.ACTIVATION)
+    assert quantize(module, format="int8") == {"w.dequantized": "is also read by @w.weight"}
+
+
 @given(module=modules(), options=OPTIONS)
 def test_random_modules(module, options):
     """What holds for all passes; how far values may move is for the tests of values."""
