@@ -99,7 +99,7 @@ def fuse(rewriter: Rewriter, nodes: Sequence[Node]) -> Node:
     table = rewriter.module.weights
     anchor = min(nodes, key=graph.nodes.order)
     fused = [
-        table.derive(common_name(symbols), "concat_rows", tuple(symbols))
+        table.derive_shared(common_name(symbols), "concat_rows", tuple(symbols))
         for symbols in _symbols(rewriter.module, nodes)
     ]
     x: Value = nodes[0].operands[0]

@@ -123,12 +123,14 @@ class LowerEncodings(Pass[LowerEncodingsOptions]):
             if _native(node, encoding, matrix, device, packed):
                 lowered.append(name)
             elif form is not LinearForm.DENSE and matrix and isinstance(encoding, NVFP4):
-                lowered.append(table.derive(f"{symbol}.int8", "int8_codes", (symbol,)))
+                lowered.append(table.derive_shared(f"{symbol}.int8", "int8_codes", (symbol,)))
             elif device and device.is_narrow and (matrix or node.op.name == "embedding"):
                 dtype = device.compute_type
-                lowered.append(table.derive(f"{symbol}.{dtype}", "narrow", (symbol,), dtype=dtype))
+                lowered.append(
+                    table.derive_shared(f"{symbol}.{dtype}", "narrow", (symbol,), dtype=dtype)
+                )
             else:
-                lowered.append(table.derive(f"{symbol}.f32", "dequantize", (symbol,)))
+                lowered.append(table.derive_shared(f"{symbol}.f32", "dequantize", (symbol,)))
         if lowered == list(node.weights):
             return False
         Rewriter(module, graph, self.name).replace_weights(node, lowered)

@@ -159,7 +159,7 @@ class Quantize(Pass[QuantizeOptions]):
             return False
         groups = uses.groups(chosen) if has_global_scale(self.encoding) else {}
         made = {
-            symbol: module.weights.derive(
+            symbol: module.weights.derive_shared(
                 quantized_name(symbol, self.options.format),
                 "quantize",
                 (symbol, *(s for s in groups.get(symbol, ()) if s != symbol)),

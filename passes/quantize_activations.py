@@ -167,7 +167,7 @@ class QuantizeActivations(Pass[QuantizeActivationsOptions]):
             message = f"the scales of {', '.join(f'@{s}' for s in (*alike, symbol))} differ"
             self.remark(ctx, site(graph, node), message, applied=True)
         name = f"{symbol.removesuffix('.weight')}.input_scale"
-        scale = table.derive(name, "input_scale", (symbol,))
+        scale = table.derive_shared(name, "input_scale", (symbol,))
         known[symbol] = Rewriter(module, graph, self.name).insert(
             node, "fake_quantize", (x,), (scale,), attrs, (f"{x.name}_q",)
         )

@@ -167,7 +167,7 @@ def _rewrite(rewriter: Rewriter, group: Sequence[Match]) -> None:
     while name in table:
         taken += 1
         name = f"{base}.{taken}"
-    stacked = table.derive(name, "concat_rows", tuple(_symbols(table, group)))
+    stacked = table.derive_shared(name, "concat_rows", tuple(_symbols(table, group)))
     product = rewriter.insert(first, "linear", (context,), (stacked,)).result
     sizes = tuple(int(str(m.root.result.type.shape[-1])) for m in group)
     attrs = SplitAttributes(product.type.rank - 1, sizes)

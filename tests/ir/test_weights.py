@@ -386,6 +386,18 @@ def test_deriving_the_same_again_is_fine():
         found.derive("c", "concat_rows", ("b", "a"))
 
 
+def test_an_equal_derived_weight_is_shared():
+    found = table(w=dense(np.ones((2, 4)), DType.BF16), alias=alias("w"))
+    assert found.derive("a", "dequantize", ("w",)) == "a"
+    assert found.derive_shared("b", "dequantize", ("alias",)) == "a"
+    assert "b" not in found
+    assert found.derive_shared("c", "narrow", ("w",), dtype="f16") == "c"
+    assert found.derive_shared("d", "narrow", ("w",), dtype="bf16") == "d"
+    assert found.derive_shared("e", "narrow", ("w",), dtype="f16") == "c"
+    with pytest.raises(InternalError):
+        found.derive_shared("w", "add_one", ("w",))
+
+
 def test_weights_without_rows():
     found = table(a=dense(np.zeros((0, 4))), b=dense(np.zeros((2, 0))))
     assert list(found.row_blocks("a")) == []

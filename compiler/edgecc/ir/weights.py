@@ -389,6 +389,30 @@ class WeightTable(Mapping[str, Weight]):
         shape, encoding = RECIPES[recipe].check(resolved, dict(params))
         return self.add(symbol, Weight(shape, encoding, source))
 
+    def derive_shared(
+        self, symbol: str, recipe: str, inputs: tuple[str, ...], **params: Param
+    ) -> str:
+        """An equal derived weight that exists, else a new one as by `derive`; return its symbol.
+
+        For passes: two equal weights would be two tensors in a bundle.
+
+        Raises:
+            InternalError: No such recipe, or the symbol is taken by a different weight.
+            ValueError: The recipe cannot take these inputs.
+        """
+        made = recipe, tuple(sorted(params.items()))
+        wanted = [self.resolve(i) for i in inputs]
+        for name in (symbol, *self._weights):
+            source = self._weights[name].source if name in self._weights else None
+            if (
+                isinstance(source, Derived)
+                and (source.recipe, source.params) == made
+                and all(i in self._weights for i in source.inputs)
+                and [self.resolve(i) for i in source.inputs] == wanted
+            ):
+                return name
+        return self.derive(symbol, recipe, inputs, **params)
+
     def alias(self, symbol: str, target: str) -> None:
         """Make an existing entry another name of `target`, taking over its encoding.
 
