@@ -42,6 +42,12 @@ def test_several_faults_are_told_at_once(pair: tuple[Path, Path], edgecc: Comman
     assert "not decided" in result.out
 
 
+def test_nothing_to_show(tmp_path: Path, edgecc: Command) -> None:
+    result = edgecc("check", tmp_path / "missing")
+    assert (result.code, result.out) == (3, "")
+    assert result.last.startswith("edgecc: error[checkpoint/not-found]")
+
+
 def test_strict(pair: tuple[Path, Path], edgecc: Command) -> None:
     target, draft = pair
     assert edgecc("check", target, "--draft", draft, "--strict").code == 0  # notes only

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console, print_text
+from edgecc.cli.output import Console, print_text, visible
 
 
 @click.command(cls=Command, name="explain", short_help="Say where a tensor or node comes from.")
@@ -28,5 +28,5 @@ def command(console: Console, path: str, name: str | None) -> int:
         return console.ok(path)
     from edgecc.explanation import explain
 
-    print_text(explain(Path(path), name) + "\n")
+    print_text(visible(explain(Path(path), name)) + "\n")
     return console.ok(name)
