@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 from collections.abc import Callable
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from edgecc.backends.runtime import Generator
 from edgecc.backends.server.app import create_app
 from edgecc.backends.server.options import ServerOptions
 from edgecc.backends.server.service import Service
 from edgecc.errors import ResourceError
+
+
+_LOGGING = copy.deepcopy(LOGGING_CONFIG)
+_LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # no result of a command
 
 
 class Server(uvicorn.Server):
@@ -43,6 +49,7 @@ class Server(uvicorn.Server):
         self._on_start = on_start
         config = uvicorn.Config(
             create_app(self.service),
+            log_config=_LOGGING,
             log_level="info" if verbose else "warning",
             access_log=verbose,
             server_header=False,
@@ -59,12 +66,17 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def serve_until_told(self) -> None:
-        """Serve in this thread.
+        """Serve in this thread; in the main thread SIGINT and SIGTERM end it.
 
-        In the main thread, SIGINT and SIGTERM end it, and are then raised again.
+        Raises:
+            KeyboardInterrupt, SystemExit: A signal came before requests were taken, or a second
+                SIGINT cut short what was under way.
         """
         try:
             self.run(sockets=[self._listener])
+        except (KeyboardInterrupt, SystemExit):  # uvicorn raises signals again when it has ended
+            if self.force_exit or not (self.started and self.should_exit):
+                raise
         finally:
             self.service.close()
             self._listener.close()
