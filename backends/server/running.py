@@ -18,7 +18,6 @@ from edgecc.backends.server.options import ServerOptions
 from edgecc.backends.server.service import Service
 from edgecc.errors import ResourceError
 
-
 _LOGGING = copy.deepcopy(LOGGING_CONFIG)
 _LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # no result of a command
 

@@ -116,6 +116,12 @@ def test_explain(name: str, edgecc: Command) -> None:
     assert "quant/bad-scale" in result.out
 
 
+def test_explain_without_a_name(pair: tuple[Path, Path], edgecc: Command) -> None:
+    result = edgecc("explain", pair[0])
+    assert result.code == 2
+    assert f"edgecc explain {pair[0]} '@*'" in result.err
+
+
 def test_explain_something_else(edgecc: Command) -> None:
     result = edgecc("explain", "quant/bad-scald")
     assert result.code == 3

@@ -29,6 +29,7 @@ def test_never_into_a_checkpoint(pair: tuple[Path, Path], edgecc: Command) -> No
         ("lift", target, "-o", target / "config.json"),
         ("opt", text, "-p", "dce", "-o", target / "model.safetensors"),
         ("opt", text, "-p", "dce", "--timing-json", target / "new.json"),
+        ("opt", text, "-p", "dce", "--dump-ir", target / "new"),
         ("reduce", text, "-p", "dce", "-o", target / "new.eir"),
     ):
         result = edgecc(*arguments)

@@ -27,7 +27,7 @@ from edgecc.compile_options import (
     QUANTIZATION_CHOICES,
     WEIGHTS_CHOICES,
 )
-from edgecc.errors import UnsupportedError, UsageError
+from edgecc.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine

@@ -14,7 +14,7 @@ from edgecc.cli.output import Console, counted
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
 from edgecc.cli.print_ir import print_ir, print_ir_options
 from edgecc.cli.text_output import text_file, write_text
-from edgecc.paths import ir_folder
+from edgecc.paths import ir_folder, refuse_inside
 
 if TYPE_CHECKING:
     from edgecc.passes.manager import PassTiming
@@ -50,6 +50,9 @@ def command(console: Console, file: str, **flags: Any) -> int:
     module = read_with_checkpoints(file, flags["checkpoints"])
     output = text_file(flags["output"], folders_of(module))
     timing = text_file(flags["timing_json"], folders_of(module), flag="--timing-json")
+    if dump is not None:
+        for folder in folders_of(module):
+            refuse_inside(dump, folder, "--dump-ir")
     ctx = PassContext(device)
     manager = PassManager(
         passes,
