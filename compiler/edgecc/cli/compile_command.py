@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     default="auto",
     show_default=True,
-    help="Precision of activations; auto keeps the files'.",
+    help="Precision of activations; only auto, which is the device's.",
 )
 @click.option(
     "--quantization",
@@ -249,6 +249,6 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
     if flags["dtype"] != "auto":
         raise UnsupportedError(
             "usage/dtype",
-            f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
+            f"--dtype {flags['dtype']} is not supported: a CPU computes in float32, a GPU in bf16",
             help="leave out --dtype",
         )
