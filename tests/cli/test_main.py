@@ -86,6 +86,7 @@ class TestUsage:
         [
             ([], "no command given"),
             (["frobnicate"], "No such command 'frobnicate'"),
+            (["complie"], "Did you mean 'compile'?"),
             (["--nonsense"], "No such option"),
             (["run"], "Missing argument"),
             (["run", "x", "y"], "unexpected extra argument"),

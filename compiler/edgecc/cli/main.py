@@ -60,6 +60,15 @@ class LazyGroup(click.Group):
         found: click.Command = importlib.import_module(COMMANDS[name]).command
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for; of one that is misspelled, near ones are told."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand:
+            raise click.NoSuchCommand(args[0], possibilities=list(COMMANDS), ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Summaries without importing the commands."""
         with formatter.section("Commands"):
