@@ -241,7 +241,8 @@ def _check_ours(out: Path, force: bool) -> None:
     if foreign and not force:
         raise UsageError(
             "bundle/foreign-files",
-            f"the bundle to be replaced holds {len(foreign)} files that edgecc did not make",
+            f"the bundle to be replaced holds {len(foreign)} "
+            f"{'file' if len(foreign) == 1 else 'files'} that edgecc did not make",
             where=str(out),
             notes=[repr(name) for name in foreign[:5]],
             help="move them away, or remove them together with the old bundle with --force",

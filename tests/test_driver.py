@@ -490,7 +490,7 @@ class TestOutput:
         edgecc.compile(target, out=out, max_model_len=LENGTH, verify="none")
         (out / "notes.txt").write_text("mine")
         before = tree(out)
-        with pytest.raises(UsageError, match="1 files that edgecc did not make"):
+        with pytest.raises(UsageError, match="1 file that edgecc did not make"):
             edgecc.compile(target, out=out, max_model_len=LENGTH, verify="none")
         assert tree(out) == before
         edgecc.compile(target, out=out, max_model_len=LENGTH, verify="none", force=True)

@@ -175,7 +175,8 @@ def check_num_speculative_tokens(value: int | None, speculation: bool, model: Mo
             raise RequestError(
                 "request/bad-num-speculative-tokens",
                 f"num_speculative_tokens must be from 1 to {most}, not {value!r}",
-                help="to decode without proposals: speculation=False, --no-speculation",
+                help="to decode without proposals: speculation=False, --no-speculation, "
+                "or disable_spec_decode in a request to a server",
             )
     if not speculation:
         return 0

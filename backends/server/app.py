@@ -153,6 +153,13 @@ def _malformed(error: RequestValidationError) -> Problem:
     """What is wrong with a body, without what it says: that is the client's."""
     findings = error.errors()
     first = findings[0]
+    if first["type"] == "json_invalid":
+        said = first.get("ctx", {}).get("error", "it cannot be read")
+        message = f"the body is not JSON: {said}, at character {first['loc'][-1]}"
+        return Problem(400, message, "server/bad-json")
+    if first["loc"] == ("body",):
+        message = "the body is no JSON object; send one, with Content-Type: application/json"
+        return Problem(400, message, "server/bad-field")
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place) or None
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""

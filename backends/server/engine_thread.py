@@ -161,15 +161,21 @@ class EngineThread:
             self._dropped.append(job)
             self._changed.notify()
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """End the thread after the step it is in; what is not answered fails."""
+    def end(self) -> None:
+        """Let the thread end after the step it is in; what is not answered fails."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """`end`, and wait for it."""
+        self.end()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        error: EdgeccError = _unavailable()
+        error: EdgeccError = UnavailableError(
+            "server/closing", "the server ends before the answer is complete"
+        )
         try:
             while self._prepare():
                 self._step()

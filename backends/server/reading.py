@@ -205,6 +205,14 @@ class RequestReader:
         logprobs: int | None,
         grammar: Grammar | None,
     ) -> list[Request]:
+        if max_new_tokens < 0:
+            fields = ("max_completion_tokens", "max_tokens")
+            field = next(name for name in fields if getattr(body, name, None) is not None)
+            raise RequestError(
+                "request/bad-max-new-tokens",
+                f"{field} must be 0 or more, not {max_new_tokens}",
+                where=field,
+            )
         options = self._options
         wanted: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,

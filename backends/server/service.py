@@ -66,6 +66,10 @@ class Service:
         )
         self.metrics.watch(lambda: self.engine.running, lambda: self.engine.waiting)
 
+    def end(self) -> None:
+        """Begin to end: answers that are not complete fail."""
+        self.engine.end()
+
     def close(self) -> None:
         """End the engine's thread; answers that are not complete fail."""
         self.engine.close()

@@ -42,6 +42,12 @@ def test_several_faults_are_told_at_once(pair: tuple[Path, Path], edgecc: Comman
     assert "not decided" in result.out
 
 
+def test_nothing_to_show(tmp_path: Path, edgecc: Command) -> None:
+    result = edgecc("check", tmp_path / "missing")
+    assert (result.code, result.out) == (3, "")
+    assert result.last.startswith("edgecc: error[checkpoint/not-found]")
+
+
 def test_strict(pair: tuple[Path, Path], edgecc: Command) -> None:
     target, draft = pair
     assert edgecc("check", target, "--draft", draft, "--strict").code == 0  # notes only
@@ -108,6 +114,12 @@ def test_explain(name: str, edgecc: Command) -> None:
     assert result.out.startswith("scales\n\n")
     assert "Why it matters" in result.out
     assert "quant/bad-scale" in result.out
+
+
+def test_explain_without_a_name(pair: tuple[Path, Path], edgecc: Command) -> None:
+    result = edgecc("explain", pair[0])
+    assert result.code == 2
+    assert f"edgecc explain {pair[0]} '@*'" in result.err
 
 
 def test_explain_something_else(edgecc: Command) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import edgecc
 from edgecc.cli import main
 from edgecc.ir import parse_module, print_module
 from edgecc.ir_source import read_ir
-from edgecc.passes import PASSES
+from edgecc.passes import PASSES, registered
 from helpers.byte_tokenizer import write_tokenizer
 from helpers.vision import write_vision_target
 
@@ -188,6 +189,31 @@ def test_passes_lists_and_explains(capsys):
     assert "relative error up to 0.0001" in out
     assert main(["passes", "lower-encoding"]) == 2
     assert "did you mean 'lower-encodings'" in capsys.readouterr().err
+
+
+def test_a_pass_that_does_not_load_hides_no_other(monkeypatch, capsys):
+    point = EntryPoint("a-strange-one", "json:nothing", "edgecc.passes")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    registered.cache_clear()
+    try:
+        assert main(["passes"]) == 0
+    finally:
+        registered.cache_clear()
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == sorted(PASSES)
+    assert "warning[pass/broken]: pass 'a-strange-one' cannot be loaded" in err
+
+
+def test_where_there_is_no_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    for arguments, reason in (
+        (["-"], "standard input is closed"),
+        ([str(tmp_path / "x.eir")], "No such file or directory"),
+        ([str(tmp_path)], "Is a directory"),
+    ):
+        assert main(["opt", *arguments]) == 3
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last == f"edgecc: error[ir/unreadable]: cannot read IR text: {reason}"
 
 
 def test_compile_with_a_pipeline_of_ones_own(tmp_path, capsys):

@@ -86,6 +86,7 @@ class TestUsage:
         [
             ([], "no command given"),
             (["frobnicate"], "No such command 'frobnicate'"),
+            (["complie"], "Did you mean 'compile'?"),
             (["--nonsense"], "No such option"),
             (["run"], "Missing argument"),
             (["run", "x", "y"], "unexpected extra argument"),
@@ -362,6 +363,19 @@ class TestProcess:
         assert started.returncode == 0, err.decode()
         assert set(err.decode().splitlines()) <= {"edgecc: load"}
 
+    def test_a_reader_of_messages_that_leaves(self, tmp_path: Path, target: Path) -> None:
+        """`edgecc ... 2>&1 | head -1`: the bundle is made all the same."""
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            arguments_of("compile", target, "-o", tmp_path / "b"),
+            stderr=write,
+            env=environment(),
+        )
+        os.close(write)
+        assert done.returncode == 0
+        assert (tmp_path / "b" / "bundle.json").exists()
+
     def test_no_standard_streams(self, bundle: Path) -> None:
         """Standard output and error may be closed (`>&-`)."""
         command = arguments_of("run", bundle, "--prompt", "a", "--max-new-tokens", "2")
@@ -414,14 +428,25 @@ class TestProcess:
         assert b"\x1b[" in err  # the bar
         assert err.rstrip().splitlines()[-1].startswith(b"edgecc: ok ")
 
+    @pytest.mark.parametrize("swallowed", [False, True])
     @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-    def test_signals(self, tmp_path: Path, target: Path, name: str, code: int) -> None:
-        """Stopped while it writes: the last line says so, and nothing is left."""
+    def test_signals(
+        self, tmp_path: Path, target: Path, name: str, code: int, swallowed: bool
+    ) -> None:
+        """Stopped while it writes: the last line says so, and nothing is left.
+
+        Also where a library turns what the signal raised into an error of its own.
+        """
         program = (
             "import os, signal, sys\n"
             "import edgecc.device_artifact\n"
             "from edgecc.cli import main\n"
-            f"edgecc.device_artifact.golden_rows = lambda *a: os.kill(os.getpid(), signal.{name})\n"
+            "def golden_rows(*args):\n"
+            "    try:\n"
+            f"        os.kill(os.getpid(), signal.{name})\n"
+            "    except BaseException as error:\n"
+            f"        raise {'ValueError' if swallowed else 'error'} from None\n"
+            "edgecc.device_artifact.golden_rows = golden_rows\n"
             "sys.exit(main(sys.argv[1:]))\n"
         )
         done = subprocess.run(
@@ -430,8 +455,22 @@ class TestProcess:
             env=environment(),
         )
         assert done.returncode == code, done.stderr.decode()
-        assert done.stderr.decode().splitlines()[-1].startswith("edgecc: error[")
+        assert (
+            done.stderr.decode()
+            .splitlines()[-1]
+            .endswith(
+                "terminated]: stopped by a signal" if code == 143 else "]: stopped by the user"
+            )
+        )
         assert list(tmp_path.iterdir()) == []
+
+    def test_interrupted_while_it_starts(self, tmp_path: Path) -> None:
+        (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+        env = environment()
+        env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"
+        done = subprocess.run(arguments_of("--version"), capture_output=True, env=env, text=True)
+        assert (done.returncode, done.stdout) == (130, "")
+        assert done.stderr == "edgecc: error[interrupted]: stopped by the user\n"
 
 
 def test_messages_name_commands_that_exist() -> None:

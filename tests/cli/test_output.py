@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecc.cli.output import print_json, print_text, printable
+from edgecc.cli.output import Console, print_json, print_text, printable
+from edgecc.errors import Diagnostic, Severity
 
 TEXT = "aé模\U0001f600\udcff\n"
 
@@ -54,3 +56,32 @@ def test_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_unicode_stays_as_it_is(text: str) -> None:
     assert printable(text, None) == text
+
+
+class Broken(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_messages_that_nobody_reads_stop_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(1)
+    for stream in (Broken(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        console.info("x")
+        console.diagnostic(Diagnostic("a/b", "c", severity=Severity.NOTE))
+        console.progress()("lift", 0, 1)
+        assert console.failed("a/b", "c", 3) == 3
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], color: bool) -> None:
+    console = Console(color=color)
+    console.always("a\x1b[2Kb\rc\x9bd\te\nf\x7f")
+    console.diagnostic(Diagnostic("a/b", "\x1b]0;x\x07 is bad", "\x1b[31m"))
+
+    text = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().err)
+    assert text == (
+        "a\\x1b[2Kb\\x0dc\\x9bd\te\nf\\x7f\nerror[a/b]: \\x1b]0;x\\x07 is bad\n  --> \\x1b[31m\n"
+    )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import edgecc as package
+from edgecc.backends.runtime import Chunk, Generator
+from edgecc.errors import RequestError
 from helpers.checkpoints import write_draft, write_target
 from helpers.command_line import SMALL, TAPS, Command
 from helpers.dspark_heads import write_heads
@@ -87,6 +91,21 @@ class TestSeveral:
 
 
 class TestText:
+    def test_an_error_after_some_text_begins_a_line(
+        self, edgecc: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = Generator.stream
+
+        def failing(*args: Any, **kwargs: Any) -> Iterator[Chunk]:
+            for chunk in stream(*args, **kwargs):
+                yield replace(chunk, text="some text")
+                raise RequestError("grammar/too-complex", "it broke")
+
+        monkeypatch.setattr(Generator, "stream", failing)
+        result = edgecc("run", bundle, "--prompt", PROMPT, "--ignore-eos")
+        assert result.code == 2
+        assert result.out == "some text\n"
+
     def test_streams_to_standard_output(self, edgecc: Command, bundle: Path) -> None:
         result = edgecc("run", bundle, "--prompt", PROMPT, "--max-new-tokens", 8)
         assert result.code == 0

@@ -82,9 +82,11 @@ def test_the_life_of_a_server(tmp_path: Path) -> None:
     config = json.dumps({"method": "dspark", "model": str(DRAFT), "num_speculative_tokens": 3})
     command = [sys.executable, "-m", "edgecc", "serve", str(target), "--port", "0"]
     command += ["--speculative-config", config, "--cache-dir", str(cache)]
-    command += ["--max-model-len", "128", "--served-model-name", "tiny"]
+    command += ["--max-model-len", "128", "--served-model-name", "tiny", "-v"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "compiler"), "EDGECC_API_KEY": "secret"}
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as server:
+        assert server.stdout is not None
         assert server.stderr is not None
         watchdog = threading.Timer(120, server.kill)
         watchdog.start()
@@ -97,7 +99,7 @@ def test_the_life_of_a_server(tmp_path: Path) -> None:
                 timeout=60,
             )
             server.send_signal(signal.SIGTERM)
-            rest = server.stderr.read()
+            rest, out = server.stderr.read(), server.stdout.read()
             code = server.wait()
         finally:
             watchdog.cancel()
@@ -110,6 +112,8 @@ def test_the_life_of_a_server(tmp_path: Path) -> None:
     with edgecc.load(bundle) as generator:
         assert generator.model.draft is not None
         assert generator.model.draft.num_speculative_tokens == 3
-    assert code == 143
-    assert rest.splitlines()[-1].startswith("edgecc: error[terminated]")
+    assert code == 0
+    assert rest.splitlines()[-1] == "edgecc: ok stopped"
     assert "secret text" not in rest
+    assert '"POST /v1/completions HTTP/1.1" 200 OK' in rest
+    assert out == ""

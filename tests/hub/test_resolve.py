@@ -105,7 +105,10 @@ def test_offline(hub: Hub, cache: Path) -> None:
     with pytest.raises(HubError, match=r"its cache has no org/tiny-target\n") as caught:
         checkpoint_folder(TARGET, "target", offline=True)
     assert caught.value.id == "hub/offline"
-    assert "hf download org/tiny-target" in caught.value.diagnostics[0].help
+    assert "`hf download org/tiny-target`" in caught.value.diagnostics[0].help
+    with pytest.raises(HubError) as caught:
+        checkpoint_folder(f"{TARGET}@v1", "target", offline=True)
+    assert "`hf download org/tiny-target --revision v1`" in caught.value.diagnostics[0].help
     fetched = checkpoint_folder(TARGET, "target")
     hub.log.clear()
     assert checkpoint_folder(TARGET, "target", offline=True) == fetched

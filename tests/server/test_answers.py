@@ -236,6 +236,35 @@ def test_what_is_no_json(server: Server, body: str) -> None:
     assert _post(server, body.encode("latin-1")).status_code == 400
 
 
+def test_bad_json_is_told_with_its_place(server: Server) -> None:
+    error = _post(server, '{"prompt": "a secret" x}').json()["error"]
+
+    assert (error["code"], error["param"]) == ("server/bad-json", None)
+    assert error["message"].startswith("the body is not JSON: ")
+    assert error["message"].endswith(", at character 22")
+    assert "secret" not in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"a"', b""])
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_no_object(server: Server, body: bytes, kind: str) -> None:
+    """Also what `curl -d` sends without a header."""
+    answer = httpx.post(
+        f"{server.url}/v1/completions", content=body, headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_field_is_told_by_its_own_name(server: Server, field: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], field: -1}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+
+    assert (error["code"], error["param"]) == ("request/bad-max-new-tokens", field)
+    assert error["message"] == f"{field} must be 0 or more, not -1"
+
+
 def test_a_long_prompt_is_told_with_both_numbers(server: Server) -> None:
     message = _post(server, json.dumps({"prompt": [5] * 500})).json()["error"]["message"]
 

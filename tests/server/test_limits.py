@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from typing import Any
@@ -113,6 +114,34 @@ def test_what_is_under_way_is_completed_at_the_end(serve: Any) -> None:
 
     assert "data: [DONE]" in got
     assert not server.service.engine.ready
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_completed_in_time_is_told(
+    serve: Any, stream: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    got: list[Any] = []
+    begun = threading.Event()
+
+    def read(url: str) -> None:
+        body = BODY | {"stream": stream}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            got.extend((answer.status_code, answer.headers.get("Retry-After")))
+            for line in answer.iter_lines():
+                got.append(line)
+                begun.set()
+
+    with serve(shutdown_timeout_s=0) as server:
+        reader = threading.Thread(target=read, args=(server.url,), daemon=True)
+        reader.start()
+        while not (begun.wait(0.01) if stream else server.service.engine.running):
+            assert reader.is_alive()
+    reader.join(30)
+
+    assert got[:2] == ([200, None] if stream else [503, "1"])
+    error = json.loads([line for line in got[2:] if line][-1].removeprefix("data: "))["error"]
+    assert error["code"] == "server/closing"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_draft_that_is_never_right_is_logged_once(

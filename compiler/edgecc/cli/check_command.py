@@ -13,7 +13,7 @@ from edgecc.cli.options import (
     offline_option,
     spec_method_option,
 )
-from edgecc.cli.output import Console, counted, print_json, print_text
+from edgecc.cli.output import Console, counted, print_json, print_text, visible
 from edgecc.errors import Severity
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def command(
     )
     if as_json:
         print_json(report.as_json())
-    else:
-        print_text("\n".join(report.table_lines()) + "\n")
+    elif report.table:
+        print_text(visible("\n".join(report.table_lines())) + "\n")
     _tell(console, report)
     return _verdict(console, report)
 

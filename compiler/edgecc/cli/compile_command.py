@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,13 +20,14 @@ from edgecc.cli.output import Console, print_json
 from edgecc.cli.pair_options import draft_options, models_of, size_options
 from edgecc.cli.pipeline_flags import check_option
 from edgecc.cli.print_ir import print_ir, print_ir_options
+from edgecc.cli.text_output import text_file, write_text
 from edgecc.compile_options import (
     ACTIVATION_CHOICES,
     LINEAR_FORM_CHOICES,
     QUANTIZATION_CHOICES,
     WEIGHTS_CHOICES,
 )
-from edgecc.errors import ResourceError, UnsupportedError, UsageError
+from edgecc.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from edgecc.backends.base import BuiltEngine
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     default="auto",
     show_default=True,
-    help="Precision of activations; auto keeps the files'.",
+    help="Precision of activations; only auto, which is the device's.",
 )
 @click.option(
     "--quantization",
@@ -157,7 +156,7 @@ def command(console: Console, **flags: Any) -> int:
 
     target, draft, speculative = models_of(flags)
     _refuse_unsupported(flags)
-    timing_json = _timing_file(flags["timing_json"], [target, draft])
+    timing_json = text_file(flags["timing_json"], [target, draft], flag="--timing-json")
     report = edgecc.compile(
         target,
         draft,
@@ -191,7 +190,7 @@ def command(console: Console, **flags: Any) -> int:
     _tell(console, report, pipeline=flags["dump_pass_pipeline"])
     if timing_json is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in report.timings]
-        timing_json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_text(timing_json, json.dumps(rows, indent=1) + "\n")
     path = None if report.bundle is None else str(report.bundle.path)
     if flags["as_json"]:
         print_json(
@@ -241,33 +240,6 @@ def _engine(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-def _timing_file(name: str | None, checkpoints: list[str | None]) -> Path | None:
-    """Where timings go, checked before the work: it must not fail when all else is done.
-
-    Raises:
-        UsageError: It is a folder, in no folder, or in a checkpoint.
-        ResourceError: It may not be written.
-    """
-    if name is None:
-        return None
-    from edgecc.paths import local_path, refuse_inside
-
-    path = local_path(name, "timing")
-    for checkpoint in filter(None, checkpoints):
-        refuse_inside(path, Path(checkpoint), "--timing-json")
-    if os.path.isdir(path) or not os.path.isdir(path.parent):
-        reason = (
-            "is a folder" if os.path.isdir(path) else f"cannot be made: no folder {path.parent}"
-        )
-        raise UsageError("usage/timing-json", f"--timing-json {name} {reason}")
-    place = path if os.path.lexists(path) else path.parent
-    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise ResourceError(
-            "usage/timing-json", f"--timing-json {name}: {place} is write-protected"
-        )
-    return path
-
-
 def _refuse_unsupported(flags: dict[str, Any]) -> None:
     """Values that are understood, but that edgecc cannot compile.
 
@@ -277,6 +249,6 @@ def _refuse_unsupported(flags: dict[str, Any]) -> None:
     if flags["dtype"] != "auto":
         raise UnsupportedError(
             "usage/dtype",
-            f"--dtype {flags['dtype']} is not supported: the engine computes in float32",
+            f"--dtype {flags['dtype']} is not supported: a CPU computes in float32, a GPU in bf16",
             help="leave out --dtype",
         )

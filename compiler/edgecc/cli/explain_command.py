@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console, print_text
+from edgecc.cli.output import Console, print_text, visible
+from edgecc.errors import UsageError
 
 
 @click.command(cls=Command, name="explain", short_help="Say where a tensor or node comes from.")
@@ -21,6 +22,12 @@ def command(console: Console, path: str, name: str | None) -> int:
     one argument, the id of a finding or the name of a rule: what it means and what to do.
     """
     if name is None:
+        if Path(path).exists():
+            raise UsageError(
+                "usage/explain",
+                f"{path} is there, but not what is to be explained",
+                help=f"name a weight or a value: edgecc explain {path} '@*'",
+            )
         from edgecc.contract.rule import find_manual
         from edgecc.contract.rules import RULES
 
@@ -28,5 +35,5 @@ def command(console: Console, path: str, name: str | None) -> int:
         return console.ok(path)
     from edgecc.explanation import explain
 
-    print_text(explain(Path(path), name) + "\n")
+    print_text(visible(explain(Path(path), name)) + "\n")
     return console.ok(name)

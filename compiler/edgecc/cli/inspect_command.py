@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from edgecc.cli.options import Command, common, offline_option
-from edgecc.cli.output import Console, print_json, print_text
+from edgecc.cli.output import Console, print_json, print_text, visible
 
 
 @click.command(cls=Command, name="inspect", short_help="Show a checkpoint or a bundle.")
@@ -27,7 +27,7 @@ def command(console: Console, path: str, show_weights: bool, offline: bool, as_j
     if as_json:
         print_json(facts)
     else:
-        print_text(_render(facts, show_weights) + "\n")
+        print_text(visible(_render(facts, show_weights)) + "\n")
     return console.ok(f"{facts['kind']} {path}")
 
 

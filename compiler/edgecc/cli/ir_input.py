@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgecc.errors import InputError, UsageError
+from edgecc.errors import UsageError
 
 if TYPE_CHECKING:
     from edgecc.ir.core import Module
@@ -21,20 +21,27 @@ def read_ir(name: str) -> Module:
     Raises:
         InputError: It is missing, not text, or not IR.
     """
-    from edgecc.ir.parser import parse_module, read_module
+    from edgecc.ir.parser import parse_module, read_module, unreadable
 
     if name != STDIN:
         return read_module(Path(name))
+    if sys.stdin is None:
+        raise unreadable("standard input is closed", "<stdin>")
     # As bytes if it has any: IR text is UTF-8, whatever the locale says.
     stream = getattr(sys.stdin, "buffer", sys.stdin)
     try:
         data: bytes | str = stream.read()
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(
-            "ir/unreadable", f"cannot read IR text: {error}", where="<stdin>"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise unreadable(error, "<stdin>") from error
     return parse_module(text, file="<stdin>")
+
+
+def folders_of(module: Module) -> list[Path]:
+    """Folders of the checkpoints that a module has open: nothing is written there."""
+    from edgecc.checkpoints import checkpoints_of
+
+    return [checkpoint.path for checkpoint in checkpoints_of(module).values()]
 
 
 def read_with_checkpoints(name: str, checkpoints: Sequence[str]) -> Module:

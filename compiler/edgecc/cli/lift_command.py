@@ -12,8 +12,8 @@ from edgecc.cli.options import (
     prompt_lookup_options,
     spec_method_option,
 )
-from edgecc.cli.output import Console, print_text
-from edgecc.paths import local_path
+from edgecc.cli.output import Console
+from edgecc.cli.text_output import text_file, write_text
 
 
 @click.command(cls=Command, name="lift", short_help="Write checkpoints as IR text.")
@@ -71,6 +71,7 @@ def command(
     import edgecc
     from edgecc.ir import print_module
 
+    file = text_file(output, [target, draft])
     module = edgecc.lift(
         target,
         draft,
@@ -85,15 +86,7 @@ def command(
         tell=console.finding,
         progress=console.progress(),
     )
-    write_text(output, print_module(module, locations=locations))
+    write_text(file, print_module(module, locations=locations))
     nodes = sum(len(g.nodes) for g in module.graphs.values())
     graphs = ", ".join(module.graphs)
     return console.ok(f"{graphs}: {nodes} nodes, {len(module.weights)} weights")
-
-
-def write_text(output: str | None, text: str) -> None:
-    """Write a result to a file, or to standard output when there is none."""
-    if output is None or output == "-":
-        print_text(text)
-    else:
-        local_path(output, "output").write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -59,6 +60,15 @@ class LazyGroup(click.Group):
         found: click.Command = importlib.import_module(COMMANDS[name]).command
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for; of one that is misspelled, near ones are told."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand:
+            raise click.NoSuchCommand(args[0], possibilities=list(COMMANDS), ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Summaries without importing the commands."""
         with formatter.section("Commands"):
@@ -97,26 +107,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     console = Console.from_arguments(arguments)
     streams = sys.stdout, sys.stderr
-    with warnings.catch_warnings(), termination_raises():
+    with warnings.catch_warnings(), termination_raises() as received:
         warnings.simplefilter("ignore")  # findings are shown as diagnostics
         try:
             result = cli.main(args=arguments, prog_name="edgecc", standalone_mode=False)
             return int(result) if isinstance(result, int) else 0
-        except EdgeccError as error:
-            return _reported(console, error)
-        except click.ClickException as error:
-            return _usage(console, error)
-        except (click.exceptions.Abort, KeyboardInterrupt):
-            return console.failed("interrupted", "stopped by the user", 130)
         except SystemExit as error:
             if sys.stdout is not streams[0]:  # click's way to say that it met a broken pipe
                 sys.stdout, sys.stderr = streams
                 return _unread()
             return _exited(console, error)
-        except Exception as error:
-            return _unforeseen(console, error)
+        except (Exception, KeyboardInterrupt) as error:
+            # What a signal raised may arrive as an error of a library.
+            return _stopped(console, received.number) or _failed(console, error)
         finally:
             stop_bar()
+
+
+def _stopped(console: Console, number: int) -> int:
+    """The exit code after a signal, 0 if there was none."""
+    if number == signal.SIGINT:
+        return console.failed("interrupted", "stopped by the user", 130)
+    return console.failed("terminated", "stopped by a signal", 128 + number) if number else 0
+
+
+def _failed(console: Console, error: BaseException) -> int:
+    if isinstance(error, EdgeccError):
+        return _reported(console, error)
+    if isinstance(error, click.ClickException):
+        return _usage(console, error)
+    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
+        return _stopped(console, signal.SIGINT)
+    return _unforeseen(console, error)
 
 
 def _reported(console: Console, error: EdgeccError) -> int:
@@ -143,7 +165,7 @@ def _unread() -> int:
     return 0
 
 
-def _unforeseen(console: Console, error: Exception) -> int:
+def _unforeseen(console: Console, error: BaseException) -> int:
     if isinstance(error, MemoryError):
         return console.failed("resources/memory", "not enough memory", 6)
     if isinstance(error, BrokenPipeError):

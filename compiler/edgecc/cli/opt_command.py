@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecc.cli.ir_input import read_with_checkpoints
-from edgecc.cli.lift_command import write_text
+from edgecc.cli.ir_input import folders_of, read_with_checkpoints
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, counted
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
 from edgecc.cli.print_ir import print_ir, print_ir_options
-from edgecc.paths import ir_folder, local_path
+from edgecc.cli.text_output import text_file, write_text
+from edgecc.paths import ir_folder, refuse_inside
 
 if TYPE_CHECKING:
     from edgecc.passes.manager import PassTiming
@@ -47,8 +47,12 @@ def command(console: Console, file: str, **flags: Any) -> int:
 
     passes, device = pipeline(flags)
     dump = None if flags["dump_ir"] is None else ir_folder(flags["dump_ir"])
-    timing = None if flags["timing_json"] is None else local_path(flags["timing_json"], "timing")
     module = read_with_checkpoints(file, flags["checkpoints"])
+    output = text_file(flags["output"], folders_of(module))
+    timing = text_file(flags["timing_json"], folders_of(module), flag="--timing-json")
+    if dump is not None:
+        for folder in folders_of(module):
+            refuse_inside(dump, folder, "--dump-ir")
     ctx = PassContext(device)
     manager = PassManager(
         passes,
@@ -67,8 +71,8 @@ def command(console: Console, file: str, **flags: Any) -> int:
         console.info(_table(manager.timings, checked=bool(flags["check"])))
     if timing is not None:
         rows = [{f: getattr(t, f) for f in t.__dataclass_fields__} for t in manager.timings]
-        timing.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    write_text(flags["output"], print_module(module, locations=flags["locations"]))
+        write_text(timing, json.dumps(rows, indent=1) + "\n")
+    write_text(output, print_module(module, locations=flags["locations"]))
     changed = sum(t.changed for t in manager.timings)
     return console.ok(f"{counted(len(passes), 'pass')}, {changed} changed something")
 

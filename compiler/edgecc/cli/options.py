@@ -54,13 +54,8 @@ class Command(click.Command):
 def common(function: F) -> F:
     """Add `-v`, `-q`, `--color`, `--progress`, `--debug`; the command gets a `console`."""
 
-    @click.option(
-        "-v",
-        "--verbose",
-        count=True,
-        help="Say more: where passes applied, what a server is asked.",
-    )
-    @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
+    @click.option("-v", "--verbose", count=True, help="Say more about what is done.")
+    @click.option("-q", "--quiet", is_flag=True, help="Errors and warnings only.")
     @click.option(
         "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
     )

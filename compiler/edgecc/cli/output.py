@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -58,8 +59,7 @@ class Console:
 
     def always(self, text: str) -> None:
         """A line the user asked for by a flag: shown even when quiet."""
-        stop_bar()
-        click.echo(printable(text, sys.stderr), err=True)
+        _say(text)
 
     def detail(self, text: str) -> None:
         """A line shown with `-v`."""
@@ -69,10 +69,8 @@ class Console:
     def diagnostic(self, diagnostic: Diagnostic) -> None:
         """A finding, with its severity coloured."""
         head, _, rest = diagnostic.render().partition(":")
-        if self.color:
-            head = click.style(head, fg=_COLORS[diagnostic.severity], bold=True)
-        stop_bar()
-        click.echo(printable(f"{head}:{rest}", sys.stderr), err=True, color=self.color)
+        style = {"fg": _COLORS[diagnostic.severity], "bold": True} if self.color else {}
+        _say(f":{rest}", head=head, **style)
 
     def finding(self, diagnostic: Diagnostic) -> None:
         """A finding that is told at once; a note is for people, and not shown when quiet."""
@@ -95,6 +93,19 @@ class Console:
         if self.progress_mode == "none" or self.verbosity < 0:
             return lambda stage, done, total: None
         return _bar() if self.progress_mode == "auto" and is_terminal() else _lines()
+
+
+def _say(text: str, *, head: str = "", **style: Any) -> None:
+    """A line on standard error, begun by a head that may be styled.
+
+    The work goes on without messages where nobody reads them any more (`edgecc ... 2>&1 | head`),
+    or where they cannot be written.
+    """
+    stop_bar()
+    begin = click.style(visible(head), **style) if style else visible(head)
+    with suppress(OSError):
+        line = printable(f"{begin}{visible(text)}", sys.stderr)
+        click.echo(line, err=True, color=True if style else None)
 
 
 def is_terminal() -> bool:
@@ -142,6 +153,18 @@ def printable(text: str, stream: TextIO | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """The text with control characters as escapes.
+
+    Names of files and tensors come from others: on a terminal they must not move the cursor, nor
+    hide what is said about them.
+    """
+    return text.translate(_CONTROLS)
+
+
 def _named(stage: str) -> tuple[str, str]:
     """The name under which a stage is shown, and what it is doing now.
 
@@ -158,7 +181,7 @@ def _lines() -> Callable[[str, int, int], None]:
         name, _ = _named(stage)
         if name not in seen:
             seen.add(name)
-            click.echo(f"edgecc: {name}", err=True)
+            _say(f"edgecc: {name}")
 
     return report
 

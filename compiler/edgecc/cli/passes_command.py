@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from edgecc.cli.options import Command, common
-from edgecc.cli.output import Console, print_text
+from edgecc.cli.output import Console, counted, print_text
+from edgecc.errors import Severity, UsageError
 
 
 @click.command(cls=Command, name="passes", short_help="List the passes, or show one's manual.")
@@ -19,6 +22,13 @@ def command(console: Console, name: str | None) -> int:
     if name is not None:
         print_text(f"{manual_of(get_pass(name))}\n")
         return console.ok(name)
+    shown = 0
     for known in sorted(registered()):
-        print_text(f"{known:<24}{manual_of(get_pass(known)).summary}\n")
-    return console.ok(f"{len(registered())} passes")
+        try:
+            found = get_pass(known)
+        except UsageError as error:  # of another package: those that work are listed all the same
+            console.finding(replace(error.diagnostics[0], severity=Severity.WARNING))
+            continue
+        print_text(f"{known:<24}{manual_of(found).summary}\n")
+        shown += 1
+    return console.ok(counted(shown, "pass"))

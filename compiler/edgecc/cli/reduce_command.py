@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from edgecc.cli.ir_input import read_with_checkpoints
-from edgecc.cli.lift_command import write_text
+from edgecc.cli.ir_input import folders_of, read_with_checkpoints
 from edgecc.cli.options import Command, common
 from edgecc.cli.output import Console, counted
 from edgecc.cli.pipeline_flags import pipeline, pipeline_options
+from edgecc.cli.text_output import text_file, write_text
 from edgecc.errors import UsageError
 
 
@@ -34,6 +34,7 @@ def command(console: Console, file: str, **flags: Any) -> int:
             "usage/pipeline", "say which passes fail", help="edgecc reduce FILE -p PIPELINE"
         )
     module = read_with_checkpoints(file, flags["checkpoints"])
+    output = text_file(flags["output"], folders_of(module))
     runner = Runner(device, flags["check"])
     report = console.progress()
 
@@ -46,11 +47,11 @@ def command(console: Console, file: str, **flags: Any) -> int:
         checked = "" if flags["check"] else ": wrong values only show with --check N"
         raise UsageError(
             "reduce/nothing",
-            f"nothing to reduce: {len(passes)} passes ran without an error",
+            f"nothing to reduce: {counted(len(passes), 'pass')} ran without an error",
             where=file,
             help=f"give the pipeline that fails{checked}",
         )
-    write_text(flags["output"], print_module(found.module))
+    write_text(output, print_module(found.module))
     console.info(f"still fails: {found.failure}")
     console.info(f"reproduce: {command_line(flags['output'] or '-', found, runner)}")
     sizes = [sum(len(g.nodes) for g in m.graphs.values()) for m in (module, found.module)]

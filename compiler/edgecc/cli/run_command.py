@@ -237,10 +237,17 @@ def _shown(chunks: Iterable[Chunk], *, as_text: bool) -> Generation:
     from edgecc.backends.runtime import Generation
 
     def shown() -> Iterator[Chunk]:
-        for chunk in chunks:
-            if as_text:
-                print_text(chunk.text)
-            yield chunk
+        begun = False
+        try:
+            for chunk in chunks:
+                if as_text:
+                    print_text(chunk.text)
+                    begun = begun or bool(chunk.text)
+                yield chunk
+        except EdgeccError:
+            if begun:  # messages begin a line of their own
+                print_text("\n")
+            raise
         if as_text:
             print_text("\n")
 

@@ -173,7 +173,7 @@ class Repository:
             "hub/no-ranges",
             f"the server gives {name} as a whole only, and a part of it was asked for",
             where=self.role,
-            help="fetch the checkpoint first: hf download " + self.wanted.repository,
+            help=f"fetch the checkpoint first: {self.wanted.download}",
         )
 
 

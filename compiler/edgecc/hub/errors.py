@@ -12,7 +12,7 @@ from edgecc.hub.ids import HubId
 Tell = Callable[[Diagnostic], None]
 
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-_ONLINE = "go online once, `hf download {0}`, or pass the folder of a copy"
+_ONLINE = "go online once, `{0}`, or pass the folder of a copy"
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _translated(error: Exception, wanted: HubId, role: str) -> HubError | None:
             return made("hub/refused", message, f"try again later; if it stays so, {_LOGIN}")
         case hub.RevisionResolutionError() | hub.FileMetadataError() | httpx2.HTTPError():
             message = f"the hub cannot be reached for {name}: {_reason(error.__cause__ or error)}"
-            return made("hub/unreachable", message, _ONLINE.format(name))
+            return made("hub/unreachable", message, _ONLINE.format(wanted.download))
         case hub.XetDownloadError():
             message = f"the download of {name} failed: {_reason(error)}"
             return made("hub/unreachable", message, "try again: what has come is kept")
@@ -75,7 +75,7 @@ def offline_error(wanted: HubId, role: str, *missing: str) -> HubError:
         f"the hub may not be asked (offline), and its cache {what}",
         where=role,
         notes=(f"there is no folder {wanted} either", *missing[3:6]),
-        help=_ONLINE.format(wanted.repository),
+        help=_ONLINE.format(wanted.download),
     )
 
 

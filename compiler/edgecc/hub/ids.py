@@ -23,6 +23,12 @@ class HubId:
     repository: str
     revision: str | None = None
 
+    @property
+    def download(self) -> str:
+        """The command that puts it into the hub's cache."""
+        revision = "" if self.revision is None else f" --revision {self.revision}"
+        return f"hf download {self.repository}{revision}"
+
     def __str__(self) -> str:
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 

@@ -63,10 +63,14 @@ def read_module(path: Path) -> Module:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(
-            "ir/unreadable", f"cannot read IR text: {error}", where=str(path)
-        ) from error
+        raise unreadable(error, str(path)) from error
     return parse_module(text, file=str(path))
+
+
+def unreadable(reason: Exception | str, where: str) -> InputError:
+    """The error to raise where there is no text, or none in UTF-8."""
+    said = getattr(reason, "strerror", None) or reason
+    return InputError("ir/unreadable", f"cannot read IR text: {said}", where=where)
 
 
 class _Parser(TokenStream):
