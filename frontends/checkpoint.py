@@ -20,7 +20,7 @@ from edgecc.errors import Diagnostic, InputError, ResourceError, Severity, Unsup
 from edgecc.frontends.checkpoint_files import Folder, Place, RemoteFile, no_weights, place_of
 from edgecc.frontends.safetensors_file import SafetensorsFile, TensorInfo
 from edgecc.frontends.strict_json import JsonObject, kind, parse_object
-from edgecc.hub_layout import checkpoint_name
+from edgecc.hub_layout import blob_digest, checkpoint_name
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -245,7 +245,8 @@ class Checkpoint:
         """SHA-256 of every file this checkpoint uses, by name, sorted; each file is hashed once.
 
         Raises:
-            InputError: A file is a broken link or leads out of the checkpoint.
+            InputError: A file is a broken link, leads out of the checkpoint, or is not what the hub
+                had: blobs of its cache are named by their SHA-256.
             ResourceError: A file cannot be read.
         """
         names = {*_SIDE_FILES, *_TOKENIZER_FILES, *self._files}
@@ -257,13 +258,23 @@ class Checkpoint:
         return dict(sorted(self._digests.items()))
 
     def _sha256(self, path: Path, name: str) -> str:
+        where = self._folder.where(name)
         try:
             with path.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise ResourceError(
-                "checkpoint/unreadable", f"cannot be read: {error}", where=self._folder.where(name)
+                "checkpoint/unreadable", f"cannot be read: {error}", where=where
             ) from error
+        expected = blob_digest(path)
+        if expected not in (None, found):
+            raise InputError(
+                "checkpoint/damaged-blob",
+                f"its bytes are not those of the hub: their SHA-256 is {found}, not {expected}",
+                where=where,
+                help=f"remove {path.resolve()} and fetch it again",
+            )
+        return found
 
     def _config(self) -> JsonObject:
         config = self.json("config.json")

@@ -350,7 +350,7 @@ def _note_missing_theta(checkpoint: Checkpoint, text: Fields) -> None:
 
 def _positions(text: Fields, rope: RopeParams) -> int:
     """Configs with YaRN may keep the length before it: Qwen2.5's do, as its model card tells."""
-    declared = text.integer("max_position_embeddings")
+    declared = text.integer("max_position_embeddings", minimum=2)  # a prompt and an answer
     if rope.rope_type != "yarn":
         return declared
     return max(declared, int(rope.factor * (rope.original_max_position_embeddings or 0)))

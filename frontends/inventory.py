@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edgecc.errors import Diagnostic, InputError, Severity, UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
@@ -155,7 +155,7 @@ def check_unread(
         for name in unused
         if 0 not in checkpoint.tensors[name].shape
         and (
-            name.rpartition(".")[0] in read
+            any(parent in read for parent in _parents(name))
             or _LAYER.match(canonical.get(name, name))
             or any(fnmatch.fnmatchcase(name, pattern) for pattern in built)
         )
@@ -173,6 +173,12 @@ def check_unread(
         return None
     shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
     return f"{checkpoint.role}: {len(unused)} tensors are not used: {shown}"
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The modules that a tensor is in: wrappers put theirs below one, `fc.lora_A.weight`."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def left_out(

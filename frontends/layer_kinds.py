@@ -45,8 +45,7 @@ def attention_kinds(
     kinds = text.strings("layer_types")
     if kinds is None and model_type.startswith(HYBRID):
         interval = text.integer("full_attention_interval", default=4)
-        cycle = (LINEAR,) * (interval - 1) + (FULL,)
-        kinds = tuple(cycle[i % interval] for i in range(layers))
+        kinds = tuple(LINEAR if (i + 1) % interval else FULL for i in range(layers))
     elif kinds is None:
         first = _first_window_layer(text, model_type, layers)
         kinds = (FULL,) * first + (SLIDING,) * (layers - first)

@@ -28,6 +28,9 @@ Array: TypeAlias = NDArray[Any]
 
 MAX_HEADER = 100_000_000
 MAX_TENSORS = 400_000
+METADATA = "__metadata__"
+"""Key of a header that is no tensor."""
+
 MAX_RANK = 8
 MAX_NAME = 1024
 
@@ -218,9 +221,9 @@ class SafetensorsFile:
         if not header.startswith(b"{"):
             self._fail("checkpoint/bad-header", "the header does not start with '{'")
         fields = parse_object(header, self._where)
-        metadata = fields.pop("__metadata__", {})
+        metadata = fields.pop(METADATA, {})
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            self._fail("checkpoint/bad-header", "__metadata__ must map strings to strings")
+            self._fail("checkpoint/bad-header", f"{METADATA} must map strings to strings")
         if len(fields) > MAX_TENSORS:
             self._too_many(str(len(fields)))
         return {key: self._entry(key, value) for key, value in fields.items()}

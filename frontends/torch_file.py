@@ -20,11 +20,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgecc.errors import InputError, ResourceError, UnsupportedError
-from edgecc.frontends.safetensors_file import MAX_RANK, MAX_TENSORS, name_fault
+from edgecc.frontends.pickle_bounds import check_bounds
+from edgecc.frontends.safetensors_file import MAX_RANK, MAX_TENSORS, METADATA, name_fault
 from edgecc.ir.types import DType
 
-MAX_PICKLE = 64 * 2**20
-"""More than the description of any model takes."""
+MAX_PICKLE = 4 * 2**20
+"""More than the description of any model in one file takes: some 30 000 tensors."""
+
+MAX_SHARING = 4
+"""Times the bytes of a file that its tensors may have: two of them may be views of one storage."""
 
 STORAGES: Mapping[str, DType] = {
     "DoubleStorage": DType.F64,
@@ -116,14 +120,24 @@ class _Reader:
             self._fail("its numbers are not in little-endian order")
         described = self._bytes(self._entries[f"{self._prefix}data.pkl"], MAX_PICKLE)
         found = self._described(described)
-        if not isinstance(found, dict):
-            self._fail(f"it describes {type(found).__name__}, expected tensors by name")
+        if not isinstance(found, dict) or not dict.__len__(found):
+            held = f"it describes {'an empty ' if found == {} else ''}{type(found).__name__}"
+            self._fail(f"{held}, expected tensors by name")
         if len(found) > MAX_TENSORS:
             self._fail(f"{len(found)} tensors, at most {MAX_TENSORS} are accepted")
-        return {self._name(name): self._tensor(name, noted) for name, noted in dict.items(found)}
+        tensors = {self._name(name): self._tensor(name, noted) for name, noted in dict.items(found)}
+        size = self._stream.seek(0, io.SEEK_END)
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        if total > MAX_SHARING * size:
+            self._fail(
+                f"its tensors take {total} bytes, the file has {size}: at most {MAX_SHARING} times "
+                "as many are accepted"
+            )
+        return tensors
 
     def _described(self, data: bytes) -> object:
         try:
+            check_bounds(data)
             return _Notes(data, self._where).load()
         except UnsupportedError:
             raise
@@ -138,7 +152,8 @@ class _Reader:
     def _name(self, name: object) -> str:
         if type(name) is not str:
             self._fail(f"a tensor is called by a {type(name).__name__}, not by a text")
-        if fault := name_fault(name):
+        fault = "means something else in safetensors" if name == METADATA else name_fault(name)
+        if fault:
             self._fail(f"the tensor name {name[:80]!r} {fault}")
         return name
 

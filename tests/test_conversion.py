@@ -20,6 +20,7 @@ from edgecc.conversion import convert
 from edgecc.errors import EdgeccError, InputError, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.lift import lift
+from edgecc.frontends.pickle_bounds import check_bounds
 from edgecc.frontends.torch_file import read_torch_file
 from edgecc.ir import DType
 from helpers.checkpoints import write_target
@@ -160,6 +161,7 @@ def test_a_description_by_hand(tmp_path: Path) -> None:
     [
         (b"", {}),
         (b"\x80\x02K\x01.", {}),
+        (b"\x80\x02}.", {}),
         (b"\x80\x02]K\x01a.", {}),
         (b"\x80\x02}K\x01K\x02s.", {}),
         (entry(b"K\x01"), {}),
@@ -179,7 +181,7 @@ def test_a_description_by_hand(tmp_path: Path) -> None:
         (entry(tensor())[:-4], {"data_0": FLOATS}),
         (entry(tensor()), {"data_0": FLOATS, "byteorder": b"big"}),
     ],
-    ids=range(20),
+    ids=range(21),
 )  # fmt: skip
 def test_damaged_descriptions(tmp_path: Path, described: bytes, entries: dict[str, bytes]) -> None:
     path = archive(tmp_path / "x.bin", described, **entries)
@@ -187,6 +189,68 @@ def test_damaged_descriptions(tmp_path: Path, described: bytes, entries: dict[st
         read_torch_file(path, "x")
     assert caught.value.id == "checkpoint/torch-damaged"
     assert DType.F32.value == "f32"
+
+
+NESTED = b")" + b"\x85" * 100_000
+"""Tuples in tuples: to hash them ends the process."""
+
+
+@pytest.mark.parametrize(
+    ("described", "says"),
+    [
+        (b"\x80\x02}r" + (2**28).to_bytes(4, "little") + b".", "memo entry 268435456"),
+        (b"}p99999999\n.", "memo entry 99999999"),
+        (b"}p-1\n.", "memo entry -1"),
+        (b"\x80\x02}" + NESTED + b"Ns.", "more than 64 deep"),
+        (b"\x80\x04(" + NESTED + b"\x91.", "more than 64 deep"),
+        (b"\x80\x02})q\x01" + b"h\x01\x85q\x01" * 100 + b"Ns.", "more than 64 deep"),
+        (b"\x80\x04})" + b"\x94h\x00\x85" + b"\x85" * 100 + b"Ns.", "more than 64 deep"),
+        (b"\x80\x02}X\x01\x00\x00\x00x" + b"]" * 100 + b"a" * 99 + b"s.", "more than 64 deep"),
+        (b"\x80\x02q\x00.", "nothing to keep"),
+        (b"\x80\x02\x85.", "finds nothing"),
+        (b"\x80\x02t.", "finds nothing"),
+        (b"\x80\x02s.", "finds nothing"),
+    ],
+    ids=range(12),
+)
+def test_descriptions_that_would_take_too_much(tmp_path: Path, described: bytes, says: str) -> None:
+    """Told from the instructions: nothing of this may be run, it takes gigabytes or the process."""
+    path = archive(tmp_path / "x.bin", described)
+    with pytest.raises(InputError, match=says) as caught:
+        read_torch_file(path, "x")
+    assert caught.value.id == "checkpoint/torch-damaged"
+
+
+def test_descriptions_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgecc.frontends.pickle_bounds.MAX_STEPS", 1000)
+    check_bounds(b"N0" * 499 + b"N.")
+    with pytest.raises(ValueError, match="more than 1000 instructions"):
+        check_bounds(b"N0" * 500 + b"N.")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_ordinary_values_are_within_the_bounds(protocol: int) -> None:
+    """A dictionary is as deep as its deepest value, however many there are."""
+    values = {str(n): ((n, (n, [n])), {n: {"x": (1,)}}, n % 2 == 0, 1.5, None) for n in range(200)}
+    check_bounds(pickle.dumps(OrderedDict(values), protocol=protocol))
+    check_bounds(pickle.dumps([values, [{"a"}, frozenset({(1, 2)})]] * 5, protocol=protocol))
+
+
+def test_a_file_cannot_become_many(tmp_path: Path) -> None:
+    """Views of one storage are written each for itself: so many of them would fill a disk."""
+    shape, stride = b"M\x00\x04\x85", b"K\x01\x85"
+    item = b"X\x04\x00\x00\x00%04d" + tensor(shape=shape, stride=stride).replace(b"%", b"%%")
+    described = b"\x80\x02}(" + b"".join(item % n for n in range(2000)) + b"u."
+    with pytest.raises(InputError, match=r"take 8192000 bytes, the file has") as caught:
+        read_torch_file(archive(tmp_path / "x.bin", described, data_0=bytes(4096)), "x")
+    assert caught.value.id == "checkpoint/torch-damaged"
+
+
+def test_a_tensor_cannot_be_called_like_the_metadata(tmp_path: Path) -> None:
+    """It would replace them in the header, and the file could not be read."""
+    described = b"\x80\x02}X\x0c\x00\x00\x00__metadata__" + tensor() + b"s."
+    with pytest.raises(InputError, match="__metadata__"):
+        read_torch_file(archive(tmp_path / "x.bin", described, data_0=FLOATS), "x")
 
 
 def test_every_cut_of_a_file_is_told(tmp_path: Path) -> None:

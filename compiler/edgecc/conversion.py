@@ -12,6 +12,7 @@ from pathlib import Path
 from edgecc.errors import InputError, ResourceError, UsageError
 from edgecc.frontends.checkpoint import SINGLE
 from edgecc.frontends.checkpoint_files import Folder
+from edgecc.frontends.safetensors_file import METADATA
 from edgecc.frontends.torch_file import TorchTensor, read_torch_file
 from edgecc.ir.types import DType
 from edgecc.paths import local_path, refuse_inside
@@ -93,7 +94,7 @@ def convert(source: str | Path, out: str | Path) -> int:
 
 def _write(pickled: Path, tensors: Mapping[str, TorchTensor], path: Path) -> None:
     """Stream the tensors of one file into the other."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {METADATA: {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
         header[name] = {

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _REPOSITORY = re.compile(r"models--(?P<org>[\w.-]+?)--(?P<name>[\w.-]+)")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARED_MARKER = ".huggingface-shared-blobs"
 
 
@@ -41,7 +42,7 @@ class Origin:
 def origin_of(path: str | os.PathLike[str]) -> Origin | None:
     """The repository and commit a snapshot folder belongs to; None for any other folder."""
     real = Path(os.path.realpath(path))
-    if real.parent.name != "snapshots" or not _COMMIT.fullmatch(real.name):
+    if real.parent.name != "snapshots" or not COMMIT.fullmatch(real.name):
         return None
     found = _REPOSITORY.fullmatch(real.parent.parent.name)
     return Origin(f"{found['org']}/{found['name']}", real.name) if found else None
@@ -53,6 +54,19 @@ def checkpoint_name(path: str | os.PathLike[str]) -> str:
     if origin is not None:
         return origin.repository.partition("/")[2]
     return Path(os.path.realpath(path)).name
+
+
+def blob_digest(path: Path) -> str | None:
+    """The SHA-256 of the bytes that a file of a snapshot should have.
+
+    Large files alone are named by it; small ones by their hash in git, of 40 digits.
+
+    Returns:
+        64 hex digits, or None if the name of the file does not tell.
+    """
+    real = path.resolve()
+    is_blob = any(real.is_relative_to(folder) for folder in blob_folders(path.parent.resolve()))
+    return real.name if is_blob and _DIGEST.fullmatch(real.name) else None
 
 
 def blob_folders(root: Path) -> tuple[Path, ...]:

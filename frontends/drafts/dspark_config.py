@@ -12,11 +12,15 @@ from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.config import TextConfig, read_text_config
 from edgecc.frontends.drafts.places import Places, no_tapped_layers, tapped_layers
 from edgecc.frontends.drafts.variants import reject_layers, reject_rope_layout, reject_scales
+from edgecc.frontends.fields import Fields
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 NESTED = ("dspark_config", "dflash_config", "eagle_config")
 """Objects of a draft's config that may hold its facts."""
+
+_MAX_BLOCK = 512
+"""Slots that are believed: published drafts have up to 16."""
 
 _MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 _CAUSAL = ("is_causal", "causal", "causal_head", "dflash_query_causal")
@@ -103,7 +107,7 @@ def read_dspark_config(checkpoint: Checkpoint, method: str = "dspark") -> DSpark
     return DSparkConfig(
         text=text,
         block_size=places.require(
-            ("block_size",), lambda f, k: f.integer(k, minimum=least), "the block size"
+            ("block_size",), lambda f, k: _block_size(f, k, least), "the block size"
         ),
         target_layer_ids=ids,
         mask_token_id=places.require(
@@ -135,6 +139,13 @@ def _spread_layers(places: Places, layers: int) -> tuple[tuple[int, ...], str] |
     if sorted(set(ids)) != list(ids):
         raise no_tapped_layers(places.top.where)
     return ids, "num_target_layers"
+
+
+def _block_size(fields: Fields, key: str, least: int) -> int:
+    size = fields.integer(key, minimum=least)
+    if size > _MAX_BLOCK:
+        fields.fail(key, f"at most {_MAX_BLOCK} slots")
+    return size
 
 
 def _layout(places: Places, text: TextConfig, method: str) -> tuple[bool, str]:

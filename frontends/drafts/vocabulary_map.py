@@ -60,6 +60,8 @@ def read_vocabulary(
                 where=_where(weights, "lm_head.weight"),
                 help=_FETCH,
             )
+        if marked is None:  # and no table of them: vocab may be any number of a config
+            return DraftVocabulary(size, None, min(vocab, num_tokens))
         targets, symbol = np.arange(vocab), None
     else:
         symbol = weights.ids("d2t", size)

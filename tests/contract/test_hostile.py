@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,9 @@ import pytest
 
 from edgecc.contract.report import check
 from helpers.broken_pairs import header, write_pair
+from helpers.checkpoints import DROP, edit_json
 from helpers.command_line import environment
+from helpers.hybrid import LINEAR, HybridSizes, write_hybrid_target
 
 HUGE: Final = 99_000_000
 """Bytes: a header may have a hundred million."""
@@ -101,6 +104,46 @@ def test_a_layer_count_without_layers_costs_nothing(tmp_path: Path) -> None:
         report = check(target, draft)
         assert report.findings[0].diagnostic.id == "config/bad-value"
         assert str(count) in report.findings[0].diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "value", "id"),
+    [
+        ("draft", "vocab_size", 2**31 - 1, "bind/vocab-mismatch"),
+        ("draft", "block_size", 513, "config/bad-value"),
+        ("draft", "block_size", 2**31 - 1, "config/bad-value"),
+        ("target", "max_position_embeddings", 1, "config/bad-value"),
+    ],
+)
+def test_numbers_of_a_config_that_no_model_has(
+    tmp_path: Path, role: str, key: str, value: int, id: str
+) -> None:
+    """They are told as such, and nothing is made as large as they say."""
+    target, draft = write_pair(tmp_path)
+    edit_json((target if role == "target" else draft) / "config.json", **{key: value})
+    tracemalloc.start()
+    try:
+        report = check(target, draft)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert report.exit_code == 3
+    found = {f.diagnostic.id: f.diagnostic for f in report.findings}
+    assert str(value) in found[id].message
+
+
+def test_a_cycle_of_layers_longer_than_the_model(tmp_path: Path) -> None:
+    """Two billion layers from one to the next that attends: none of the two here does."""
+    sizes = HybridSizes(layer_types=(LINEAR, LINEAR))
+    target = write_hybrid_target(tmp_path / "t", sizes)
+    changes = {"layer_types": DROP, "full_attention_interval": 2**31 - 1}
+    edit_json(target / "config.json", **changes)
+    tracemalloc.start()
+    try:
+        check(target)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

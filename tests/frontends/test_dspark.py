@@ -467,6 +467,8 @@ class TestRefused:
             ("layers.0.layer_scalar", (1,), "checkpoint/unread-parameter"),
             ("layers.0.pre_feedforward_layernorm.weight", (64,), "checkpoint/unread-parameter"),
             ("norm.bias", (64,), "checkpoint/unread-parameter"),
+            ("fc.lora_A.weight", (4, 192), "checkpoint/unread-parameter"),
+            ("confidence_head.proj.base_layer.bias", (1,), "checkpoint/unread-parameter"),
             ("markov_head.markov_w2.bias", (288,), "checkpoint/unread-parameter"),
         ],
     )

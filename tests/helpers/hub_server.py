@@ -30,6 +30,7 @@ class Hub:
     Attributes:
         models: Revision to commit to folder, by repository.
         gated: Repositories that need their terms accepted.
+        answers: Status, body and headers in place of the right ones, by a pattern of the path.
         ranges: Whether parts of files can be had.
         log: Method, path and bytes sent of every request.
         trusted: Paths of requests that came with a token.
@@ -39,6 +40,7 @@ class Hub:
     models: dict[str, dict[str, str]] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
+    answers: dict[str, tuple[int, bytes, dict[str, str]]] = field(default_factory=dict)
     ranges: bool = True
     failing: int = 0
     log: list[tuple[str, str, int]] = field(default_factory=list)
@@ -94,6 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.trusted.append(path)
         if self.hub.failing:
             return self._fail(self.hub.failing, "", "the hub is down")
+        for pattern, answer in self.hub.answers.items():
+            if re.search(pattern, path):
+                return self._send(*answer)
         if found := _FILE.fullmatch(path):
             return self._file(*found.groups())
         if found := _TREE.fullmatch(path):

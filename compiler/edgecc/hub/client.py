@@ -7,14 +7,23 @@ Its own settings hold: `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgecc.errors import HubError, UnsupportedError
-from edgecc.hub.errors import Tell, hub_errors, offline_error, warnings_told
+from edgecc.errors import Diagnostic, HubError, UnsupportedError, UsageError
+from edgecc.hub.errors import (
+    Tell,
+    bad_answer,
+    check_token,
+    hub_errors,
+    offline_error,
+    warnings_told,
+)
 from edgecc.hub.ids import HubId
 from edgecc.hub.progress import Progress, reporter
+from edgecc.hub_layout import COMMIT
 
 
 class Repository:
@@ -32,6 +41,7 @@ class Repository:
 
     Raises:
         UnsupportedError: `huggingface_hub` is not installed.
+        UsageError: One of its settings, or the token, cannot be used.
         HubError: There is no such model or revision, access is refused, or nobody answers.
     """
 
@@ -43,16 +53,27 @@ class Repository:
         self._unreachable: HubError | None = None
         self.offline = offline or huggingface_hub.is_offline_mode()
         self._api = huggingface_hub.HfApi(library_name="edgecc")
+        self._told: set[str] = set()
         with self._asking():
+            check_token(huggingface_hub.get_token(), role)
             found = self._api.resolve_revision(
                 wanted.repository, revision=wanted.revision, local_files_only=self.offline
             )
         self.commit = str(found.resolved)
+        if not COMMIT.fullmatch(self.commit):  # it becomes the name of a folder
+            what = f"the commit of {wanted}, expected 40 hex digits and not {self.commit[:60]!r}"
+            raise bad_answer(what, role)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        with hub_errors(self.wanted, self.role), warnings_told(self.role, self._tell):
+        with hub_errors(self.wanted, self.role), warnings_told(self.role, self._once):
             yield
+
+    def _once(self, note: Diagnostic) -> None:
+        """The library says some things once for each file."""
+        if note.message not in self._told:
+            self._told.add(note.message)
+            self._tell(note)
 
     def listed(self) -> dict[str, int] | None:
         """Size of every file by name, as the cache remembers it; None if it does not."""
@@ -64,7 +85,7 @@ class Repository:
                 found = get_cached_repo_tree(self.wanted.repository, revision=self.commit)
         except CachedRepoTreeNotFoundError:
             return None
-        return {file.path: file.size for file in found if file.path.isprintable()}
+        return {file.path: file.size for file in found}
 
     def files(self) -> dict[str, int] | None:
         """Size of every file by name; None if the hub may not be asked, or does not answer.
@@ -86,8 +107,7 @@ class Repository:
                 raise
             self.offline, self._unreachable = True, error
             return None
-        found = info.siblings or ()
-        return {f.rfilename: f.size or 0 for f in found if f.rfilename.isprintable()}
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
     def lacking(self, *names: str) -> HubError:
         """The error for files that are not in the cache, when nobody can be asked for them."""
@@ -122,15 +142,15 @@ class Repository:
             progress: Told the bytes that have come.
 
         Raises:
-            HubError: The hub refuses, or nobody answers.
-            OSError: The cache cannot be written.
+            HubError: The hub refuses, nobody answers, or a file is not there in the end.
+            ResourceError: The cache cannot be written.
         """
         from huggingface_hub import snapshot_download
 
         if self.offline:
             raise self.lacking(*names)
         with self._asking():
-            return Path(
+            folder = Path(
                 snapshot_download(
                     self.wanted.repository,
                     revision=self.commit,
@@ -139,12 +159,16 @@ class Repository:
                     tqdm_class=reporter(f"download {self.wanted.repository}", progress),
                 )
             )
+        for name in names:
+            if not os.path.lexists(folder / name):  # it named another commit with the file
+                raise bad_answer(f"{name} of commit {self.commit}, which it lists", self.role)
+        return folder
 
     def read(self, name: str, begin: int, end: int) -> bytes:
         """Bytes of a file, without the rest of it; several threads may read at a time.
 
         Raises:
-            HubError: The hub refuses, nobody answers, or it gives whole files only.
+            HubError: The hub refuses, nobody answers, or it gives whole files only, or other bytes.
         """
         from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -166,7 +190,14 @@ class Repository:
             hf_raise_for_status(response)
             if begin and response.status_code != 206:
                 raise self._no_ranges(name)
-            return _first(response.iter_bytes(), end - begin)
+            given = response.headers.get("Content-Range", "").partition("-")[0]
+            if given and given != f"bytes {begin}":
+                raise bad_answer(f"{name} from byte {begin}, but gives {given!r}", self.role)
+            data = _first(response.iter_bytes(), end - begin)
+        if len(data) < end - begin:
+            what = f"bytes {begin} to {end} of {name}, but gives {len(data)} of them"
+            raise bad_answer(what, self.role)
+        return data
 
     def _no_ranges(self, name: str) -> HubError:
         return HubError(
@@ -191,6 +222,13 @@ def _check_installed(wanted: HubId, role: str) -> None:
     try:
         import httpx2
         from huggingface_hub import HfApi, get_cached_repo_tree, is_offline_mode
+    except ValueError as error:  # it reads its variables when it is loaded
+        raise UsageError(
+            "hub/bad-setting",
+            f"huggingface_hub cannot be loaded: {error}",
+            where=role,
+            help="correct or unset the variable HF_... that has this value, such as HF_ENDPOINT",
+        ) from error
     except ImportError as error:  # other packages bring releases that are too old
         raise UnsupportedError(
             "hub/not-installed",

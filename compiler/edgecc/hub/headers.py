@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from edgecc.frontends.checkpoint_files import Place, RemoteFile
+from edgecc.frontends.checkpoint_files import Folder, Place, RemoteFile
 from edgecc.frontends.safetensors_file import MAX_HEADER
 from edgecc.hub.client import Repository
 
@@ -41,15 +41,17 @@ def headers_only(
 
     Raises:
         HubError: The hub refuses, or nobody answers.
+        InputError: A link in the cache leads out of it, or nowhere.
         OSError: The folder cannot be written.
     """
     # The layout of a hub cache says what this is, and at which commit.
     owner = "models--" + repository.wanted.repository.replace("/", "--")
     folder = scratch / owner / "snapshots" / repository.commit
     folder.mkdir(parents=True)
-    for file in sorted(small.iterdir()):
-        if file.is_file() and not file.name.endswith(_WEIGHTS):
-            shutil.copyfile(file, folder / file.name)
+    cached = Folder(small, repository.role)
+    for name in cached.names():
+        if not name.endswith(_WEIGHTS) and (file := cached.find(name)) is not None:
+            shutil.copyfile(file, folder / name)
     for name in sizes:
         if name.endswith(_WEIGHTS) and name not in names and "/" not in name:
             (folder / name).touch()  # never opened, but told that it is there

@@ -6,14 +6,15 @@ What exists as a path is one; only what does not can be an id.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgecc.errors import Diagnostic, InputError, Severity
+from edgecc.errors import Diagnostic, InputError, Severity, UsageError
 from edgecc.frontends.checkpoint import INDEX, MAX_JSON
-from edgecc.frontends.checkpoint_files import Place, no_weights
+from edgecc.frontends.checkpoint_files import Folder, Place, no_weights
 from edgecc.frontends.strict_json import JsonObject, parse_object
 from edgecc.hub.client import Repository
 from edgecc.hub.errors import Tell
@@ -24,6 +25,10 @@ from edgecc.hub.progress import Progress
 from edgecc.paths import local_path
 
 StrPath = str | os.PathLike[str]
+
+
+_MEANT = re.compile(r"[a-z]+://|(?!\.{1,2}/)[\w.-]+/[\w.-]+[@:]")
+"""How texts begin that are meant for the hub."""
 
 
 def _silent(diagnostic: Diagnostic) -> None:
@@ -39,12 +44,22 @@ def hub_id(value: StrPath, role: str, tell: Tell = _silent) -> HubId | None:
         tell: Told which of the two is used, where it could be either.
 
     Raises:
-        UsageError: It is empty, or has a NUL.
+        UsageError: It is empty, has a NUL, or is neither a path nor an id.
     """
     path = local_path(value, role)
-    wanted = parse_id(os.fspath(value))
-    if wanted is None or not os.path.lexists(path):
+    text = os.fspath(value)
+    wanted = parse_id(text)
+    if not os.path.lexists(path):
+        if wanted is None and _MEANT.match(text):
+            raise UsageError(
+                "hub/bad-id",
+                f"{text!r} is no folder, and no name of a model on the hub",
+                where=role,
+                help="write org/name, or org/name@revision with a branch, a tag or a commit",
+            )
         return wanted
+    if wanted is None:
+        return None
     tell(
         Diagnostic(
             "hub/local-folder",
@@ -146,10 +161,8 @@ def _small(repository: Repository, sizes: Mapping[str, int]) -> tuple[Path, Json
 
 
 def _index(folder: Path, role: str) -> JsonObject | None:
-    path = folder / INDEX
-    if not path.exists():
-        return None
-    return parse_object(path.read_bytes(), f"{role}/{INDEX}", constants=True)
+    data = Folder(folder, role).read(INDEX, MAX_JSON)
+    return None if data is None else parse_object(data, f"{role}/{INDEX}", constants=True)
 
 
 def _check_stored(sizes: Mapping[str, int], role: str) -> None:

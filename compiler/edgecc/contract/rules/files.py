@@ -60,6 +60,10 @@ class ModelHub(Rule):
         "hub/unreachable": "nobody answers",
         "hub/refused": "the hub answers with an error",
         "hub/no-ranges": "a server gives whole files only",
+        "hub/bad-answer": "an answer cannot be read, or is not what was asked for",
+        "hub/bad-id": "a name is neither a folder nor a model of the hub",
+        "hub/bad-setting": "a variable of the hub's library, or the token, cannot be used",
+        "hub/cache": "the hub's cache cannot be read or written",
         "hub/local-folder": "a folder is used, and not the model of the same name",
         "hub/library": "what the library of the hub warns about",
     }
@@ -100,7 +104,8 @@ class Links(Rule):
 
     What it checks
         Where every symbolic link ends before the file behind it is opened, and that the names an
-        index lists are names of files in this folder.
+        index lists are names of files in this folder. A compile, which reads all bytes, also
+        compares the weights of a hub cache with the SHA-256 that they are named by.
 
     Why it matters
         A checkpoint names its own files. One that names files elsewhere could make a server read
@@ -113,6 +118,7 @@ class Links(Rule):
     name = "links"
     ids: ClassVar[Mapping[str, str]] = {
         "checkpoint/broken-link": "a link leads nowhere",
+        "checkpoint/damaged-blob": "a file of a hub cache is not what its name says",
         "checkpoint/outside-link": "a link leads out of the checkpoint",
         "checkpoint/not-a-file": "a folder or device has the name of a file",
     }
