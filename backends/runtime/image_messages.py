@@ -86,7 +86,7 @@ def _image(part: Mapping[str, Any], where: str, *, allow_files: bool) -> NamedIm
             "image/no-source",
             "this part is an image, but has neither image nor image_url",
             where=where,
-            help='for example {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}',
+            help="an image_url has a data URL: data:image/png;base64,...",
         )
     where = f"{where}.image"
     image: ImageSource = part["image"]

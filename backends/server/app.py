@@ -21,7 +21,7 @@ from edgecc.backends.server.http import (
     json_response,
     problem_response,
 )
-from edgecc.backends.server.middleware import ApiKeys, BodyLimit
+from edgecc.backends.server.middleware import ApiKeys, BodyLimit, LastWords
 from edgecc.backends.server.protocol import ChatBody, CompletionBody, TokenizeBody
 from edgecc.backends.server.response_models import (
     ChatAnswer,
@@ -66,6 +66,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=service.options.max_request_bytes)
     if service.options.api_keys:
         app.add_middleware(ApiKeys, keys=service.options.api_keys)
+    app.add_middleware(LastWords)
     return app
 
 

@@ -18,6 +18,9 @@ T = TypeVar("T")
 CLIENT_GONE = 499
 """Nginx's status for a client that did not wait; nobody reads it but logs."""
 
+EVENTS = "text/event-stream"
+"""The type of a stream."""
+
 DONE = b"data: [DONE]\n\n"
 """The end of a stream of OpenAI's API."""
 
@@ -36,7 +39,7 @@ class EventStream(StreamingResponse):
         headers: Further headers.
     """
 
-    media_type = "text/event-stream"
+    media_type = EVENTS
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ Plain ASGI, so that a refused body is never read into memory, and streams pass t
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,11 +14,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgecc.backends.server.chat_page import PAGE_PATHS
-from edgecc.backends.server.errors import TooLargeError, UnauthorizedError, problem_of
-from edgecc.backends.server.http import problem_response
+from edgecc.backends.server.errors import (
+    TooLargeError,
+    UnauthorizedError,
+    UnavailableError,
+    problem_of,
+)
+from edgecc.backends.server.http import EVENTS, event, problem_response
 
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics", *PAGE_PATHS})
 """What needs no key: nothing there tells about requests of others, or costs anything."""
+
+_LAST_WORDS_S = 1.0
+"""Seconds that a client has to take the end of a stream that is cut short."""
 
 
 class ApiKeys:
@@ -104,6 +113,52 @@ class BodyLimit:
             help="send less, or serve with a larger --max-request-bytes",
         )
         await problem_response(problem_of(error))(scope, receive, send)
+
+
+class LastWords:
+    """Answers requests that are cut short when the server ends: with 503, or a stream's last event.
+
+    Args:
+        app: What is behind.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun: Message | None = None
+        complete = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun, complete
+            if message["type"] == "http.response.start":
+                begun = message
+            elif not message.get("more_body"):
+                complete = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if complete:
+                return
+            # A client that reads nothing more must not hold up the end.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._end(begun, scope, receive, send)
+
+    async def _end(self, begun: Message | None, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = problem_of(UnavailableError("server/closing", "the server has ended"))
+        if begun is None:
+            await problem_response(problem)(scope, receive, send)
+            return
+        streamed = Headers(raw=begun["headers"]).get("content-type", "").startswith(EVENTS)
+        body = event(problem.body) if streamed else b""
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class _TooLong(Exception):

@@ -75,6 +75,12 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_start(self.url)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Complete what is under way; what there is no time for is told so by `LastWords`."""
+        await super().shutdown(sockets)
+        if self.force_exit:  # a second SIGINT: the application must end all the same
+            await self.lifespan.shutdown()
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at an address, not listening yet: clients are refused until there is a model.

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def serving(generator: Generator, **options: Any) -> Iterator[Server]:
+def serving(
+    generator: Generator, *, shutdown_timeout_s: int = 10, **options: Any
+) -> Iterator[Server]:
     """A server of the model `tiny` that listens at a free port."""
     from edgecc.backends.server import Server, ServerOptions, bind
 
@@ -27,7 +29,7 @@ def serving(generator: Generator, **options: Any) -> Iterator[Server]:
         ServerOptions(model_name="tiny", **options),
         bind("127.0.0.1", 0),
         on_start=lambda url: started.set(),
-        shutdown_timeout_s=10,
+        shutdown_timeout_s=shutdown_timeout_s,
     )
     thread = threading.Thread(target=server.serve_until_told, daemon=True)
     thread.start()
