@@ -23,7 +23,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from edgecc.backends.runtime.tokenizer import read_config
+from edgecc.backends.runtime.tokenizer import read_config, unicode_text
 from edgecc.errors import BundleError, RequestError, did_you_mean
 
 Message = Mapping[str, Any]
@@ -335,23 +335,32 @@ def _plain(value: Any, where: str) -> Any:
     """A copy of a value in plain JSON types: a template gets no object that has methods of ours.
 
     Raises:
-        RequestError: Something in it is not JSON.
+        RequestError: Something in it is not JSON, or no Unicode, or it is nested too deeply.
     """
+    try:
+        return _copied(value, where)
+    except RecursionError as error:
+        raise RequestError(
+            "chat/too-deep", "values are nested too deeply for a template", where=where
+        ) from error
+
+
+def _copied(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     # Subclasses (string enums, NumPy floats) become the bare value.
     if isinstance(value, str):
-        return str.__str__(value)
+        return unicode_text(str.__str__(value), where)
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, Mapping):
-        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
+        return {_copied(key, where): _copied(item, where) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, where) for item in value]
+        return [_copied(item, where) for item in value]
     if isinstance(value, tuple):
-        return tuple(_plain(item, where) for item in value)
+        return tuple(_copied(item, where) for item in value)
     raise RequestError(
         "chat/not-json",
         f"a {type(value).__name__} cannot be passed to a chat template",

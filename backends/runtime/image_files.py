@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -25,6 +27,20 @@ Pixels: TypeAlias = NDArray[np.uint8]
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image"
 """A file, the bytes of one, or an image that Pillow has opened."""
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedImage:
+    """An image, and what messages call it.
+
+    Attributes:
+        source: The image.
+        name: Its file, or its place in the request.
+    """
+
+    source: ImageSource
+    name: str
+
+
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is opened. Of animations and of files with several pages, the first one."""
 
@@ -38,7 +54,9 @@ _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError
 """What opening a path raises if there is no file of that name: the caller's mistake."""
 
 
-def read_image(source: ImageSource, where: str) -> Image:
+def read_image(
+    source: ImageSource, where: str, check_size: Callable[[int, int], object] = lambda *size: None
+) -> Image:
     """An image as RGB, the right way up.
 
     As transformers does it: turned by the orientation that cameras note (EXIF), transparent parts
@@ -48,6 +66,8 @@ def read_image(source: ImageSource, where: str) -> Image:
     Args:
         source: The image.
         where: What messages call it.
+        check_size: Called with height and width before the pixels are decoded, which may be many;
+            what it raises is passed on. The two may still change places.
 
     Raises:
         RequestError: It is no image, damaged, truncated, or too large.
@@ -57,14 +77,14 @@ def read_image(source: ImageSource, where: str) -> Image:
     pillow = _pillow()
     try:
         if isinstance(source, pillow.Image.Image):
-            return _rgb(_decoded(source, pillow, where), pillow, where)
+            return _rgb(_decoded(source, pillow, where, check_size), pillow, where)
         with _stream(source, where) as stream:
             image = pillow.Image.open(stream, formats=FORMATS)
-            return _rgb(_decoded(image, pillow, where), pillow, where)
+            return _rgb(_decoded(image, pillow, where, check_size), pillow, where)
     except (EdgeccError, MemoryError):
         raise
     except (pillow.Image.DecompressionBombError, pillow.Image.DecompressionBombWarning) as error:
-        raise _too_large(where, str(error)) from error
+        raise _too_large(where, f"it has more than {MAX_AREA} pixels") from error
     except pillow.UnidentifiedImageError as error:
         raise RequestError(
             "image/unknown-format",
@@ -124,7 +144,9 @@ def _stream(source: ImageSource, where: str) -> IO[bytes]:
         raise kind("image/unreadable", f"cannot read the image: {reason}", where=where) from error
 
 
-def _decoded(image: Image, pillow: Any, where: str) -> Image:
+def _decoded(
+    image: Image, pillow: Any, where: str, check_size: Callable[[int, int], object]
+) -> Image:
     """The pixels themselves, the right way up; files are only decoded here.
 
     Raises:
@@ -135,6 +157,7 @@ def _decoded(image: Image, pillow: Any, where: str) -> Image:
         raise _too_large(where, f"{width} x {height} pixels, at most {MAX_AREA} in all")
     if not width or not height:
         raise RequestError("image/empty", f"{width} x {height} pixels", where=where)
+    check_size(height, width)
     image.load()
     upright: Image = pillow.ImageOps.exif_transpose(image)
     return upright

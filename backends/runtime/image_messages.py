@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgecc.backends.runtime.image_files import ImageSource
+from edgecc.backends.runtime.image_files import ImageSource, NamedImage
 from edgecc.errors import RequestError
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE)
 
+_WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
+
 
 def images_of(
     messages: Sequence[Mapping[str, Any]], *, allow_files: bool = True
-) -> list[ImageSource]:
-    """The images of a chat, in order.
+) -> list[NamedImage]:
+    """The images of a chat, in order, named by their file or their place in the messages.
 
     Args:
         messages: The chat.
@@ -34,7 +37,7 @@ def images_of(
         RequestError: A part is malformed, or is an image from somewhere else.
     """
     return [
-        _source(part, f"messages[{i}].content[{j}]", allow_files=allow_files)
+        _image(part, f"messages[{i}].content[{j}]", allow_files=allow_files)
         for i, message in enumerate(_listed(messages))
         for j, part in _parts(message)
     ]
@@ -73,7 +76,7 @@ def _parts(message: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield j, part
 
 
-def _source(part: Mapping[str, Any], where: str, *, allow_files: bool) -> ImageSource:
+def _image(part: Mapping[str, Any], where: str, *, allow_files: bool) -> NamedImage:
     if "image_url" in part:
         url = part["image_url"]
         url = url.get("url") if isinstance(url, Mapping) else url
@@ -83,23 +86,25 @@ def _source(part: Mapping[str, Any], where: str, *, allow_files: bool) -> ImageS
             "image/no-source",
             "this part is an image, but has neither image nor image_url",
             where=where,
-            help='for example {"type": "image", "image": "cat.png"}',
+            help="an image_url has a data URL: data:image/png;base64,...",
         )
+    where = f"{where}.image"
     image: ImageSource = part["image"]
     if isinstance(image, str) and image[:5].lower() == "data:":
-        return _decoded(image, f"{where}.image")
+        return _decoded(image, where)
     if not allow_files and not isinstance(image, bytes):
         raise RequestError(
             "image/no-files",
             "images are given by their bytes, not by the name of a file",
-            where=f"{where}.image",
+            where=where,
             help="send it as a data URL: data:image/png;base64,...",
         )
-    return image
+    name = os.fspath(image) if isinstance(image, str | os.PathLike) else where
+    return NamedImage(image, name)
 
 
-def _decoded(url: object, where: str) -> bytes:
-    """The bytes of a data URL."""
+def _decoded(url: object, where: str) -> NamedImage:
+    """The bytes of a data URL; programs that write base64 in lines put white space into it."""
     if not isinstance(url, str):
         raise RequestError(
             "image/bad-url", f"a URL is a string, not a {type(url).__name__}", where=where
@@ -109,12 +114,13 @@ def _decoded(url: object, where: str) -> bytes:
         shown = url if len(url) <= 40 else f"{url[:37]}..."
         raise RequestError(
             "image/remote",
-            f"{shown!r} is no data URL of an image: nothing is fetched from elsewhere",
+            f"{shown!r} is no data URL of an image in base64: nothing is fetched from elsewhere",
             where=where,
             help="send the bytes: data:image/png;base64,...",
         )
     try:
-        return base64.b64decode(url[found.end() :], validate=True)
+        text = _WHITE_SPACE.sub("", url[found.end() :])
+        return NamedImage(base64.b64decode(text, validate=True), where)
     except (binascii.Error, ValueError) as error:
         raise RequestError(
             "image/bad-base64", f"the data URL is not base64: {error}", where=where

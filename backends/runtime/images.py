@@ -14,7 +14,13 @@ import numpy as np
 
 from edgecc.backends.base import Array, FloatArray, IntArray, Role
 from edgecc.backends.runtime.image_config import ImageConfig
-from edgecc.backends.runtime.image_files import ImageSource, Pixels, read_image, resize
+from edgecc.backends.runtime.image_files import (
+    ImageSource,
+    NamedImage,
+    Pixels,
+    read_image,
+    resize,
+)
 from edgecc.backends.runtime.image_grid import (
     Grid,
     fitted_size,
@@ -60,12 +66,13 @@ class PreparedImage:
 
 
 def prepare(
-    images: Sequence[ImageSource | PreparedImage], config: ImageConfig
+    images: Sequence[ImageSource | NamedImage | PreparedImage], config: ImageConfig
 ) -> list[PreparedImage]:
     """Read, resize and cut images into patches.
 
     Args:
-        images: Paths, bytes of files, or Pillow images; those that are prepared stay as they are.
+        images: Paths, bytes of files, or Pillow images, with names for messages or without; those
+            that are prepared stay as they are.
         config: Of the bundle.
 
     Raises:
@@ -74,14 +81,29 @@ def prepare(
         UnsupportedError: Pillow is not installed.
     """
     return [
-        image if isinstance(image, PreparedImage) else _prepare(image, config, _name(image, i))
+        image
+        if isinstance(image, PreparedImage)
+        else _prepare(image if isinstance(image, NamedImage) else _named(image, i), config)
         for i, image in enumerate(images)
     ]
 
 
-def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedImage:
-    image = read_image(source, where)
-    width, height = image.size
+def _prepare(image: NamedImage, config: ImageConfig) -> PreparedImage:
+    def fitted(height: int, width: int) -> Grid:
+        return _grid(height, width, config, image.name)
+
+    pixels = read_image(image.source, image.name, fitted)
+    grid = fitted(pixels.height, pixels.width)
+    size = grid.rows * config.patch_size, grid.columns * config.patch_size
+    return prepare_pixels(resize(pixels, *size), grid, config)
+
+
+def _grid(height: int, width: int, config: ImageConfig, where: str) -> Grid:
+    """Patches of an image in the size that it is resized to.
+
+    Raises:
+        RequestError: It is too narrow, or has more tokens than fit.
+    """
     fitted = fitted_size(height, width, config, where)
     grid = Grid(fitted[0] // config.patch_size, fitted[1] // config.patch_size, config.merge_size)
     if grid.tokens > config.max_tokens:
@@ -92,7 +114,7 @@ def _prepare(source: ImageSource, config: ImageConfig, where: str) -> PreparedIm
             where=where,
             help="make the image smaller, or compile with a larger --max-input-len",
         )
-    return prepare_pixels(resize(image, *fitted), grid, config)
+    return grid
 
 
 def prepare_pixels(pixels: Pixels, grid: Grid, config: ImageConfig) -> PreparedImage:
@@ -114,7 +136,7 @@ def prepare_pixels(pixels: Pixels, grid: Grid, config: ImageConfig) -> PreparedI
     )
 
 
-def _name(source: ImageSource, index: int) -> str:
+def _named(source: ImageSource, index: int) -> NamedImage:
     if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    return f"image {index + 1}"
+        return NamedImage(source, os.fspath(source))
+    return NamedImage(source, f"image {index + 1}")

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from edgecc.backends.base import IntArray
 from edgecc.backends.runtime.chat import ChatTemplates, Message
 from edgecc.backends.runtime.image_config import ImageConfig
-from edgecc.backends.runtime.image_files import ImageSource
+from edgecc.backends.runtime.image_files import ImageSource, NamedImage
 from edgecc.backends.runtime.image_messages import images_of, without_sources
 from edgecc.backends.runtime.image_prompt import PromptImages, expand, in_front, placeholders
 from edgecc.backends.runtime.images import PreparedImage, prepare
@@ -18,7 +18,7 @@ from edgecc.backends.runtime.request import check_length, check_prompt, check_to
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import RequestError
 
-Images: TypeAlias = "Sequence[ImageSource | PreparedImage]"
+Images: TypeAlias = "Sequence[ImageSource | NamedImage | PreparedImage]"
 """Paths, bytes of files, Pillow images, or images that are prepared already."""
 
 

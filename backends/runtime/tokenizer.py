@@ -108,15 +108,7 @@ class Tokenizer:
         Raises:
             RequestError: The text has half surrogate pairs, so it is no Unicode text.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                "request/not-unicode",
-                f"the text has half of a surrogate pair at character {error.start}",
-                help="decode the text as UTF-8 before passing it",
-            ) from error
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._backend.encode(unicode_text(text), add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens. Bytes that are no UTF-8 become U+FFFD; unknown ids are left out."""
@@ -143,6 +135,28 @@ class Tokenizer:
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         except KeyError:  # an added token, which is stored as it reads
             return token.encode()
+
+
+def unicode_text(text: str, where: str = "") -> str:
+    """The same text, which has no half surrogate pairs.
+
+    Args:
+        text: Of a request.
+        where: What messages call it.
+
+    Raises:
+        RequestError: It has some, so it is no Unicode text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "request/not-unicode",
+            f"the text has half of a surrogate pair at character {error.start}",
+            where=where,
+            help="decode the text as UTF-8 before passing it",
+        ) from error
+    return text
 
 
 class DetokenizerStream(ABC):

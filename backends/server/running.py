@@ -109,6 +109,8 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             end.cancel()
+        if self.force_exit:  # a second SIGINT: the application must end all the same
+            await self.lifespan.shutdown()
 
 
 def bind(host: str, port: int) -> socket.socket:

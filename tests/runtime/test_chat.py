@@ -120,6 +120,14 @@ def test_a_template_that_is_not_jinja_is_the_bundles_fault() -> None:
     assert caught.value.id == "chat/template-syntax"
 
 
+def nested(depth: int) -> Any:
+    """A list in a list in a list."""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("messages", "identifier"),
     [
@@ -130,6 +138,8 @@ def test_a_template_that_is_not_jinja_is_the_bundles_fault() -> None:
         (["hi"], "chat/bad-messages"),
         ([{"content": "hi"}], "chat/bad-messages"),
         ([{"role": None, "content": "hi"}], "chat/bad-messages"),
+        ([{"role": "user", "content": "\ud800"}], "request/not-unicode"),
+        ([{"role": "user", "content": nested(2000)}], "chat/too-deep"),
         ([{"role": "user", "content": b"hi"}], "chat/not-json"),
         ([{"role": "user", "content": [{"image": object()}]}], "chat/not-json"),
     ],

@@ -27,9 +27,13 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
+def sources(messages: Any) -> list[Any]:
+    return [image.source for image in images_of(messages)]
+
+
 def test_images_in_order() -> None:
-    assert images_of(CHAT) == ["first.png", b"pixels", b"third", b"pixels"]
-    assert images_of(CHAT[:1]) == images_of([]) == images_of([{"role": "user"}]) == []
+    assert sources(CHAT) == ["first.png", b"pixels", b"third", b"pixels"]
+    assert sources(CHAT[:1]) == sources([]) == sources([{"role": "user"}]) == []
 
 
 def test_a_template_writes_as_many_placeholders() -> None:
@@ -51,12 +55,14 @@ def test_a_template_writes_as_many_placeholders() -> None:
         ("data:image/jpeg;base64,AAEC", b"\x00\x01\x02"),
         ("DATA:IMAGE/PNG;BASE64,AAEC", b"\x00\x01\x02"),
         ("data:;base64,AAEC", b"\x00\x01\x02"),
+        ("data:image/png;base64,AA\r\nEC\n", b"\x00\x01\x02"),
         ("data:image/svg+xml;charset=utf-8;base64,AAEC", b"\x00\x01\x02"),
     ],
 )
 def test_data_urls(url: str, data: bytes) -> None:
     for part in ({"type": "image_url", "image_url": {"url": url}}, {"image": url}):
-        assert images_of([{"content": [part]}], allow_files=False) == [data]
+        (found,) = images_of([{"content": [part]}], allow_files=False)
+        assert found.source == data
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,16 @@ def test_refuses(part: dict[str, Any], id_: str, key: str) -> None:
         images_of([{"content": "text"}, {"content": [{"type": "text"}, part]}])
     assert caught.value.id == id_
     assert caught.value.diagnostics[0].where == f"messages[1].content[1]{key}"
+
+
+def test_names_for_messages() -> None:
+    names = [image.name for image in images_of(CHAT)]
+    assert names == [
+        "first.png",
+        "messages[1].content[2].image_url",
+        "messages[3].content[0].image",
+        "messages[3].content[1].image_url",
+    ]
 
 
 def test_files_of_a_server_are_its_own() -> None:

@@ -183,7 +183,7 @@ def test_what_is_refused(client: Any, url: str, code: str) -> None:
 
     assert caught.value.code == code
     assert caught.value.type == "invalid_request_error"
-    assert (caught.value.param or "").startswith(("messages[0].content[1]", "image 1"))
+    assert caught.value.param == "messages[0].content[1].image_url"
 
 
 def test_too_many_pixels(client: Any) -> None:
@@ -195,6 +195,20 @@ def test_too_many_pixels(client: Any) -> None:
         ask(client, chat(data_url(file.getvalue(), "image/tiff")))
 
     assert caught.value.code == "image/too-large"
+    assert caught.value.param == "messages[0].content[1].image_url"
+
+
+def test_an_image_that_is_too_narrow_is_not_decoded(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few bytes that would be hundreds of megabytes."""
+    file = io.BytesIO()
+    Image.new("1", (80_000_000, 1)).save(file, "PNG")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, chat(data_url(file.getvalue())))
+
+    assert caught.value.code == "image/aspect-ratio"
 
 
 def test_too_many_tokens(client: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -142,6 +143,44 @@ def test_what_is_not_completed_in_time_is_told(
     error = json.loads([line for line in got[2:] if line][-1].removeprefix("data: "))["error"]
     assert error["code"] == "server/closing"
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_is_cut_short_at_the_end_is_told_so(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[str] = []
+    waited: list[Any] = []
+    begun = threading.Event()
+
+    def stream(url: str) -> None:
+        with httpx.stream("POST", url, json=BODY | {"stream": True, "n": 3}) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    def wait(url: str) -> None:
+        waited.append(httpx.post(url, json=BODY, timeout=60))
+
+    with serve(shutdown_timeout_s=0) as server:
+        url = f"{server.url}/v1/completions"
+        readers = [
+            threading.Thread(target=work, args=(url,), daemon=True) for work in (stream, wait)
+        ]
+        readers[0].start()
+        assert begun.wait(30)
+        readers[1].start()
+        while not server.service.engine.waiting:
+            time.sleep(0.01)
+    for reader in readers:
+        reader.join(30)
+
+    last = json.loads([line for line in lines if line][-1].removeprefix("data: "))
+    (refused,) = waited
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert last == refused.json()
+    assert last["error"]["code"] == "server/closing"
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_a_draft_that_is_never_right_is_logged_once(

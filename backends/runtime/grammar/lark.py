@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind
+from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind, bad_grammar
 
 WHITE_SPACE = r" |\n[ \t]{0,32}"
 """Between the tokens of JSON: a space, or a new line with its indentation. Small models would write
@@ -37,11 +37,18 @@ def lark_string(text: str) -> str:
 
 
 def json_rule(schema: dict[str, Any] | bool) -> str:
-    """JSON that is valid by a schema, as part of a rule."""
+    """JSON that is valid by a schema, as part of a rule.
+
+    Raises:
+        RequestError: It is nested too deeply.
+    """
     if schema is not False:
         options = {"whitespace_pattern": WHITE_SPACE}
         schema = {**({} if schema is True else schema), "x-guidance": options}
-    return "%json " + json.dumps(schema, ensure_ascii=False)
+    try:
+        return "%json " + json.dumps(schema, ensure_ascii=False)
+    except RecursionError as error:
+        raise bad_grammar(GrammarKind.JSON_SCHEMA, "it is nested too deeply") from error
 
 
 def lark_regex(pattern: str) -> str:
