@@ -251,7 +251,8 @@ class CompletionReply(Reply):
             text, _ = self._token(item.token_id)
             tokens.append(text)
             values.append(_finite(item.logprob))
-            top.append({self._token(i)[0]: _finite(value) for i, value in item.top})
+            best = {self._token(i)[0]: _finite(value) for i, value in item.top}
+            top.append({text: values[-1], **best})  # the API always tells the token itself
             offsets.append(self._offsets[index])
             self._offsets[index] += len(text)
         return {

@@ -85,7 +85,7 @@ def _explain_bundle(bundle: Bundle, name: str) -> str:
 def _bundle_weight(symbol: str, weight: dict[str, Any], decisions: list[str]) -> str:
     shape = " x ".join(map(str, weight["shape"]))
     lines = [
-        f"weight {print_symbol(symbol)}: {weight['encoding']}, {shape}, {weight['bytes']} bytes",
+        f"weight {print_symbol(symbol)}: {weight['encoding']}, {shape}, {weight['bytes']:,} bytes",
         f"  role     {weight.get('role', 'weight')}",
         f"  from     {weight['origin']}",
         f"  in       {weight['file'] or 'the engines'}",
@@ -110,7 +110,7 @@ def _weights(module: Module, name: str) -> Iterator[str]:
 def _weight(module: Module, symbol: str) -> str:
     weight = module.weights[symbol]
     shape = " x ".join(map(str, weight.shape))
-    lines = [f"weight {print_symbol(symbol)}: {weight.encoding}, {shape}, {weight.nbytes} bytes"]
+    lines = [f"weight {print_symbol(symbol)}: {weight.encoding}, {shape}, {weight.nbytes:,} bytes"]
     lines += _sources(module, symbol, 1)
     lines += _made_into(module, symbol)
     names = {g: value_names(graph) for g, graph in module.graphs.items()}

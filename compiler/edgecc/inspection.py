@@ -163,7 +163,7 @@ def _encodings(module: Module) -> dict[str, Any]:
         if isinstance(weight.source, Stored):
             counts[str(weight.encoding)] += 1
             sizes[str(weight.encoding)] += weight.nbytes
-    return {name: f"{counts[name]} weights, {sizes[name]} bytes" for name in sorted(counts)}
+    return {name: f"{counts[name]} weights, {sizes[name]:,} bytes" for name in sorted(counts)}
 
 
 def _per_sequence(entries: Mapping[str, Any]) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _per_sequence(entries: Mapping[str, Any]) -> dict[str, str]:
             if port["role"] in _CARRIED:
                 elements = prod(d if isinstance(d, int) else 1 for d in port["shape"])
                 held[f"{name}/{port['role']}"] += elements * DType(port["dtype"]).bits // 8
-    return {name: f"{count} bytes" for name, count in held.items()}
+    return {name: f"{count:,} bytes" for name, count in held.items()}
 
 
 _CARRIED = (Role.KV_CACHE, Role.STATE, Role.STATE_LOG)
@@ -214,12 +214,12 @@ def _bundle(bundle: Bundle) -> dict[str, Any]:
         "limits": manifest["limits"],
         "per_sequence": _per_sequence(manifest["entries"]),
         "shared": [
-            f"{s['role']}: {s['symbol']}, {s['bytes']} bytes, stored once for "
+            f"{s['role']}: {s['symbol']}, {s['bytes']:,} bytes, stored once for "
             + " and ".join(s["users"])
             for s in manifest["shared"]
         ],
         "pipeline": provenance["pipeline"],
         "decisions": manifest["decisions"],
-        "files": {name: f"{f['bytes']} bytes" for name, f in files.items()},
+        "files": {name: f"{f['bytes']:,} bytes" for name, f in files.items()},
         "weights": manifest["weights"],
     }

@@ -155,6 +155,16 @@ def test_several_prompts(client: Any, server: Server) -> None:
     assert logprobs.text_offset[1] == len(logprobs.tokens[0])
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_the_token_itself_is_among_the_top_of_a_completion(client: Any, most: int) -> None:
+    answer = complete(client, logprobs=most, temperature=2.0, seed=5)
+    logprobs = answer.choices[0].logprobs
+    told = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    for token, value, top in told:
+        assert top[token] == value
+        assert most <= len(top) <= most + 1
+
+
 def test_together_as_alone(client: Any, server: Server) -> None:
     prompts = [PROMPT, "the", "import os\n", "class A:", "x = 1", "for i in"]
     alone = [complete(client, prompt=p).choices[0].text for p in prompts]

@@ -57,7 +57,7 @@ def _render(facts: dict[str, Any], show_weights: bool) -> str:
 
 def _weight(name: str, weight: dict[str, Any]) -> str:
     shape = "x".join(map(str, weight["shape"]))
-    return f"  {name}  {weight['encoding']} {shape}  {weight['bytes']} bytes"
+    return f"  {name}  {weight['encoding']} {shape}  {weight['bytes']:,} bytes"
 
 
 def _short(value: Any) -> str:
