@@ -48,7 +48,7 @@ def test_compile_run_and_verify(
     rows = manifest["draft"]["num_speculative_tokens"] + 1
     logs = 4 * 3 * rows * (channels + 2 * 4)
     for role, count in (("state", states), ("state_log", logs)):
-        assert re.search(rf"target/{role} +{count} bytes", inspected)
+        assert re.search(rf"target/{role} +{count:,} bytes", inspected)
     assert (
         f"states of {states} bytes a sequence go back by replaying up to {rows} rows" in inspected
     )
