@@ -21,6 +21,9 @@ from edgecc.ir.types import DType
 DEFAULT_THETA = 10000.0
 """Base of the rotary frequencies where a config has none."""
 
+MAX_HEAD_DIM = 2**14
+"""Width of a head that is believed: rotary embeddings have an entry for each two dims."""
+
 _PLAIN = ("dynamic", "mrope")
 """Rotary embeddings that are plain ones for whatever can be compiled: the frequencies of `dynamic`
 change beyond `max_position_embeddings` only, and the sections of `mrope` matter for images only."""
@@ -274,7 +277,10 @@ def _head_dim(checkpoint: Checkpoint, text: Fields, kv_heads: int) -> int:
     declared = text.integer("head_dim", default=None)
     key = _key_projection(checkpoint)
     if key is None:
-        return declared if declared is not None else _quotient(text)
+        found = declared if declared is not None else _quotient(text)
+        if found > MAX_HEAD_DIM:
+            text.fail("head_dim", f"at most {MAX_HEAD_DIM}")
+        return found
     rows = checkpoint.tensors[key].shape[0]
     stored = rows // kv_heads
     if rows % kv_heads or declared not in (None, stored):

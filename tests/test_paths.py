@@ -34,6 +34,13 @@ def test_bytes_that_are_no_unicode_can_be_read_but_not_written() -> None:
         writable_path(name, "output")
 
 
+def test_half_a_character_is_no_path() -> None:
+    """JSON may have it, and the file system has no bytes for it."""
+    with pytest.raises(UsageError, match=r"the draft path is 'a\\ud800'") as caught:
+        local_path("a\ud800", "draft")
+    assert caught.value.id == "usage/bad-path"
+
+
 @pytest.mark.parametrize("inside", ["c", "c/x", "c/x/y", "c/../c/x", "link", "link/x", "./c"])
 def test_inside(tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c").mkdir()

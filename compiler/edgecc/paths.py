@@ -21,13 +21,22 @@ def local_path(value: str | os.PathLike[str], what: str) -> Path:
         UsageError: It is empty, which would mean the working directory, or no path at all.
     """
     text = os.fspath(value)
-    if not text or "\0" in text:
+    if not text or "\0" in text or not _can_be_named(text):
         raise UsageError(
             "usage/bad-path",
-            f"the {what} path is {'empty' if not text else repr(text)}",
+            f"the {what} path is {'empty' if not text else ascii(text)}",
             help="give a path; . is the working directory" if not text else "",
         )
     return Path(text)
+
+
+def _can_be_named(text: str) -> bool:
+    """Whether the file system has bytes for a text: half a character in JSON has none."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def writable_path(value: str | os.PathLike[str], what: str) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edgecc.errors import UnsupportedError
 from edgecc.frontends.checkpoint import Checkpoint
-from edgecc.frontends.config import TextConfig, config_fields, rope_fields
+from edgecc.frontends.config import MAX_HEAD_DIM, TextConfig, config_fields, rope_fields
 from edgecc.frontends.fields import Fields
 from edgecc.ir.rope import AXIAL, RopeParams
 
@@ -83,8 +83,11 @@ def read_vision(checkpoint: Checkpoint, config: TextConfig) -> VisionConfig:
         top.fail("vision_config", "an object, because tensors of a vision tower are stored")
     _check_variant(vision)
     hidden, heads = vision.integer("hidden_size"), vision.integer("num_heads")
-    if hidden % heads or hidden // heads % 4:
+    if hidden % heads or hidden // heads % 4 or hidden // heads > MAX_HEAD_DIM:
         vision.fail("num_heads", f"a number that divides {hidden} into heads of 4, 8, 12 ... dims")
+    depth, stored = vision.integer("depth"), len(checkpoint.tensors)
+    if depth > stored:  # a missing block would be looked for so many times
+        vision.fail("depth", f"at most the {stored} tensors stored")
     out = vision.integer("out_hidden_size")
     if out != config.hidden_size:
         vision.fail("out_hidden_size", f"the {config.hidden_size} of the language model")
@@ -93,7 +96,7 @@ def read_vision(checkpoint: Checkpoint, config: TextConfig) -> VisionConfig:
         vision.fail("num_position_embeddings", "a square number")
     theta = rope_fields(vision).number("rope_theta", default=10000.0)
     return VisionConfig(
-        depth=vision.integer("depth"),
+        depth=depth,
         hidden_size=hidden,
         num_heads=heads,
         intermediate_size=vision.integer("intermediate_size"),

@@ -192,6 +192,7 @@ class TestSpeculativeConfig:
             ('{"revision": "a"}', "usage/speculative-config", "goes with a model of the hub"),
             ('{"quantization": "fp8"}', "usage/speculative-config", "known from vLLM"),
             ('{"model": 3}', "usage/speculative-config", "model must be a string"),
+            ('{"model": "\\ud800"}', "usage/bad-path", "ud800"),
             ('{"method": []}', "usage/speculative-config", "method must be a string"),
             ('{"num_speculative_tokens": 0}', "usage/speculative-config", "is 0"),
             ('{"num_speculative_tokens": true}', "usage/speculative-config", "is True"),

@@ -867,6 +867,7 @@ VISION = [
         processor={"size": {"shortest_edge": 2**30, "longest_edge": 2**30}},
     ),
     _vision("config/bad-value", BAD, "another width", "out_hidden_size", out_hidden_size=24),
+    _vision("config/bad-value", BAD, "blocks that are not stored", "depth is 2", depth=2**31 - 1),
     _vision(
         "config/bad-value",
         BAD,
