@@ -82,7 +82,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health/ready", responses=documented(StatusAnswer))
     async def ready() -> Response:
         """Whether a request would be taken now."""
-        service.engine.check_room()
+        service.check_room()
         return json_response({"status": "ready"})
 
     if service.options.metrics:
