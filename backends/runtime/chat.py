@@ -96,6 +96,10 @@ class ChatTemplates:
         """Names of the templates, sorted."""
         return sorted(self._sources)
 
+    def mentions(self, word: str) -> bool:
+        """Whether one of the templates has a word in it, such as the name of a role."""
+        return any(word in source for source in self._sources.values())
+
     @property
     def tool_source(self) -> str | None:
         """Text of the template that is used with tools; None if it takes none."""

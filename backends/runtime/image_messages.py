@@ -18,6 +18,9 @@ from typing import Any
 from edgecc.backends.runtime.image_files import ImageSource, NamedImage
 from edgecc.errors import RequestError
 
+IMAGE_KINDS = ("image", "image_url")
+"""Types of parts that are images, and keys that only they have."""
+
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE)
 
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
@@ -69,9 +72,8 @@ def _parts(message: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Parts that are images. Templates tell them by their type or by having such a key."""
     content = message.get("content") if isinstance(message, Mapping) else None
     for j, part in enumerate(_listed(content)):
-        kinds = ("image", "image_url")
         if isinstance(part, Mapping) and (
-            part.get("type") in kinds or any(kind in part for kind in kinds)
+            part.get("type") in IMAGE_KINDS or any(kind in part for kind in IMAGE_KINDS)
         ):
             yield j, part
 
@@ -99,8 +101,7 @@ def _image(part: Mapping[str, Any], where: str, *, allow_files: bool) -> NamedIm
             where=where,
             help="send it as a data URL: data:image/png;base64,...",
         )
-    name = os.fspath(image) if isinstance(image, str | os.PathLike) else where
-    return NamedImage(image, name)
+    return NamedImage(image, os.fspath(image) if isinstance(image, str | os.PathLike) else where)
 
 
 def _decoded(url: object, where: str) -> NamedImage:

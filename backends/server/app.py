@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 import edgecc
@@ -80,7 +81,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health/ready", responses=documented(StatusAnswer))
     async def ready() -> Response:
         """Whether a request would be taken now."""
-        service.engine.check_room()
+        service.check_room()
         return json_response({"status": "ready"})
 
     if service.options.metrics:
@@ -131,11 +132,13 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(_malformed(error))
+        return problem_response(_malformed(error, request.headers))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        problem = Problem(error.status_code, str(error.detail), "server/http")
+        unreadable = error.status_code == 400  # FastAPI says so of bodies only, and nothing else
+        detail = _UNREADABLE if unreadable else str(error.detail)
+        problem = Problem(error.status_code, detail, "server/http")
         response = problem_response(problem)
         response.headers.update(error.headers or {})
         return response
@@ -149,7 +152,10 @@ def _add_errors(app: FastAPI) -> None:
         return problem_response(Problem(500, "this is a bug in edgecc", "server/internal"))
 
 
-def _malformed(error: RequestValidationError) -> Problem:
+_UNREADABLE = "the body cannot be read as JSON in UTF-8 (not compressed), or is nested too deeply"
+
+
+def _malformed(error: RequestValidationError, headers: Headers) -> Problem:
     """What is wrong with a body, without what it says: that is the client's."""
     findings = error.errors()
     first = findings[0]
@@ -161,6 +167,12 @@ def _malformed(error: RequestValidationError) -> Problem:
         message = "the body is no JSON object; send one, with Content-Type: application/json"
         return Problem(400, message, "server/bad-field")
     place = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        message = f"the body is no JSON: an error at character {place[0]}"
+        return Problem(400, message, "server/bad-field")
+    if not place and "json" not in headers.get("content-type", "").lower():
+        message = "the body is not read as JSON: send it with Content-Type: application/json"
+        return Problem(400, message, "server/bad-field")
     param = ".".join(place) or None
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return Problem(400, f"{param or 'body'}: {first['msg']}{more}", "server/bad-field", param)

@@ -115,8 +115,12 @@ class EngineThread:
         """Whether requests are taken."""
         return self._thread.is_alive() and not self._closing
 
-    def check_room(self, count: int = 1) -> None:
+    def check_room(self, count: int = 1, *, ahead: int = 0) -> None:
         """Check that so many requests could be taken now.
+
+        Args:
+            count: How many.
+            ahead: How many others are about to be submitted.
 
         Raises:
             RequestError: There will never be room for them.
@@ -132,7 +136,7 @@ class EngineThread:
                 f"the request asks for {count} answers, and the server takes {places} at a time",
                 help="send several requests",
             )
-        if len(self._queue) + len(self._running) + count > places:
+        if len(self._queue) + len(self._running) + ahead + count > places:
             raise QueueFullError(
                 "server/queue-full",
                 f"{self._slots} requests are answered at a time and {self._max_queued} may wait; "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from edgecc.backends.runtime import Grammar
 from edgecc.backends.server.protocol import GenerationBody, ResponseFormat, StructuredOutputs
 from edgecc.errors import RequestError
@@ -24,6 +27,27 @@ def wanted_grammar(body: GenerationBody) -> Grammar | None:
     if len(found) > 1:
         raise _bad("response_format", "give one of response_format and structured_outputs")
     return found[0][1] if found else None
+
+
+@contextmanager
+def naming_the_grammar(body: GenerationBody) -> Iterator[None]:
+    """Let errors of grammars name the field that the grammar comes from.
+
+    Args:
+        body: What asks for it.
+    """
+    try:
+        yield
+    except RequestError as error:
+        finding = error.diagnostics[0]
+        if finding.where or not error.id.startswith("grammar/"):
+            raise
+        where = next((name for name in _FIELDS if getattr(body, name, None)), "")
+        raise RequestError(error.id, finding.message, where=where, help=finding.help) from error
+
+
+_FIELDS = ("tools", "structured_outputs", "response_format")
+"""Where grammars come from; with tools, that of a format is part of theirs."""
 
 
 def _of_format(given: ResponseFormat | None) -> Grammar | None:

@@ -9,8 +9,10 @@ from typing import Any
 
 from edgecc.backends.runtime import ChatTemplates, Generator, Grammar, Request, SamplingParams
 from edgecc.backends.runtime.image_messages import images_of, without_sources
+from edgecc.backends.runtime.tokenizer import unicode_text
 from edgecc.backends.server.errors import UnknownModelError
-from edgecc.backends.server.formats import wanted_grammar
+from edgecc.backends.server.formats import naming_the_grammar, wanted_grammar
+from edgecc.backends.server.history import readable
 from edgecc.backends.server.options import ServerOptions
 from edgecc.backends.server.protocol import (
     HARMLESS,
@@ -26,7 +28,6 @@ from edgecc.backends.server.tool_forms import form_of
 from edgecc.backends.server.tools import (
     tool_grammar,
     wanted_tools,
-    without_call_strings,
 )
 from edgecc.errors import RequestError
 
@@ -119,11 +120,14 @@ class RequestReader:
         """
         count = _checked_logprobs("logprobs", body.logprobs)
         prompts = [
-            {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+            {"prompt": unicode_text(prompt, "prompt")}
+            if isinstance(prompt, str)
+            else {"token_ids": prompt}
             for prompt in _prompts(body.prompt)
         ]
         most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._requests(body, prompts, most, count, wanted_grammar(body))
+        with naming_the_grammar(body):
+            return self._requests(body, prompts, most, count, wanted_grammar(body))
 
     def chat(self, body: ChatBody) -> list[Request]:
         """The `n` requests of `/v1/chat/completions`.
@@ -139,10 +143,11 @@ class RequestReader:
         limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
         most = limits[0] if limits else self._generator.model.max_model_len
         logprobs = (count or 0) if body.logprobs else None
-        tools, grammar = wanted_tools(body), wanted_grammar(body)
-        if tools:
-            grammar = tool_grammar(body, tools, form_of(self._chat), grammar)
-        return self._requests(body, [self._rendered(body, tools)], most, logprobs, grammar)
+        with naming_the_grammar(body):
+            tools, grammar = wanted_tools(body), wanted_grammar(body)
+            if tools:
+                grammar = tool_grammar(body, tools, form_of(self._chat), grammar)
+            return self._requests(body, [self._rendered(body, tools)], most, logprobs, grammar)
 
     def parser(self, body: ChatBody) -> Callable[[], ToolCallParser] | None:
         """Makes what finds calls of tools in an answer; None if there are none to call.
@@ -165,16 +170,18 @@ class RequestReader:
         """
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("request/one-prompt", "give exactly one of prompt and messages")
-        text = body.prompt
+        text = None if body.prompt is None else unicode_text(body.prompt, "prompt")
         if text is None:
             text = self._rendered(body, body.tools or [])["prompt"]
         return self._generator.tokenizer.encode(text)
 
     def _rendered(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> dict[str, Any]:
-        given = body.messages or ()
-        messages = [without_call_strings(message, i) for i, message in enumerate(given)]
-        if self._generator.model.images is None:
-            messages = [_as_text(message) for message in messages]
+        reads_images = self._generator.model.images is not None
+        messages = readable(
+            body.messages or (),
+            images=reads_images,
+            developer=self._chat.mentions("developer"),
+        )
         variables = body.chat_template_kwargs or {}
         if taken := sorted(_RESERVED & variables.keys()):
             raise RequestError(
@@ -183,11 +190,11 @@ class RequestReader:
                 where="chat_template_kwargs",
             )
         images = images_of(messages, allow_files=False)
-        if images and self._generator.model.images is None:
+        if images and not reads_images:
             raise RequestError(
                 "request/no-vision",
                 "the model reads text only, and there is an image",
-                where="messages",
+                where=images[0].name,
             )
         text = self._chat.render(
             without_sources(messages) if images else messages,
@@ -240,17 +247,6 @@ class RequestReader:
         if body.logit_bias is not None:
             changes["logit_bias"] = _bias(body.logit_bias)
         return replace(self._sampling, **changes, seed=body.seed, logprobs=logprobs)
-
-
-def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose content is a list of texts, as templates of models without images take it."""
-    parts = message.get("content")
-    if not isinstance(parts, list) or not parts:
-        return message
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        return message
-    return {**message, "content": "\n".join(map(str, texts))}
 
 
 def _templates(chat: ChatTemplates, options: ServerOptions) -> ChatTemplates:

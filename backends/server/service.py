@@ -54,6 +54,7 @@ class Service:
         self._reader = RequestReader(generator, options)
         generator.prepare_grammars()  # so that no request stops the others for seconds
         self._created = int(time.time())
+        self._reading = 0
         try:
             self._tokenizer = generator.tokenizer
         except RequestError:
@@ -87,13 +88,22 @@ class Service:
             "num_speculative_tokens": model.draft.num_speculative_tokens if model.draft else 0,
         }
 
+    @property
+    def reading(self) -> int:
+        """Requests that are read, before they wait for a slot."""
+        return self._reading
+
+    def check_room(self) -> None:
+        """Check that a request would be taken now: see `EngineThread.check_room`."""
+        self.engine.check_room(ahead=self._reading)
+
     def check_model(self, name: str) -> None:
         """See `RequestReader.check_model`."""
         self._reader.check_model(name)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer a chat."""
-        requests, headers = await self._read(body, self._reader.chat)
+        requests, headers = await self._read(body, http, self._reader.chat)
         reply = ChatReply(
             self.options.model_name,
             self._tokenizer,
@@ -106,7 +116,7 @@ class Service:
 
     async def complete(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue prompts."""
-        requests, headers = await self._read(body, self._reader.completion)
+        requests, headers = await self._read(body, http, self._reader.completion)
         reply = CompletionReply(
             self.options.model_name,
             self._tokenizer,
@@ -127,17 +137,21 @@ class Service:
         return json_response(content, headers=headers)
 
     async def _read(
-        self, body: B, read: Callable[[B], list[Request]]
+        self, body: B, http: HttpRequest, read: Callable[[B], list[Request]]
     ) -> tuple[list[Request], dict[str, str]]:
         """The requests of a body, and headers of the response.
 
-        Tokenizing and decoding images take time, so they are not done in the event loop, nor at
-        all if there is no room for the request.
+        Tokenizing, decoding images and compiling grammars take time, so they are not done in the
+        event loop, nor at all if there is no room for the request or its client has gone.
         """
         self._reader.check_model(body.model)
         headers = _ignored(self._reader.ignored(body))
-        self.engine.check_room()
-        return await asyncio.to_thread(read, body), headers
+        self.check_room()
+        self._reading += 1
+        try:
+            return await unless_gone(http, asyncio.to_thread(read, body)), headers
+        finally:
+            self._reading -= 1
 
     async def _answer(
         self,

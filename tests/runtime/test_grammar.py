@@ -195,6 +195,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Grammar.json_schema({"a": {1}}), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema({"a": float("nan")}), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema('{"items":' * 5000), "grammar/bad-json-schema"),
+    (lambda: Grammar.json_schema('{"items":' * 300 + "{}" + "}" * 300), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema({"type": "strin"}), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema({"properties": 5}), "grammar/bad-json-schema"),
     (lambda: Grammar.json_schema({"not": {}}), "grammar/bad-json-schema"),

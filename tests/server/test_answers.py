@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import time
@@ -223,6 +224,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "confidence_threshold": "high"}, "server/bad-field"),
     ({"prompt": [10**9]}, "request/token-out-of-range"),
     ({"prompt": "\ud800"}, "request/not-unicode"),
+    ({"prompt": ["a", "\ud800"]}, "request/not-unicode"),
     ({"prompt": "a", "suffix": "b"}, "server/unsupported-field"),
     ({"prompt": "a", "response_format": {"type": "xml"}}, "server/bad-field"),
     ({"prompt": "a", "guided_json": {}}, "server/unsupported-field"),
@@ -241,9 +243,25 @@ def test_bad_requests(server: Server, body: Any, code: str | None) -> None:
     assert error["message"]
 
 
-@pytest.mark.parametrize("body", ["", "{", "[" * 100_000, '{"prompt": NaN}', "\xff"])
+@pytest.mark.parametrize("body", ["", "{", "[" * 100_000, '{"prompt": NaN}', "\xff", "{} {}"])
 def test_what_is_no_json(server: Server, body: str) -> None:
-    assert _post(server, body.encode("latin-1")).status_code == 400
+    answer = _post(server, body.encode("latin-1"))
+    assert answer.status_code == 400
+    assert not (answer.json()["error"]["param"] or "").isdecimal()
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ({"Content-Type": "text/plain"}, "Content-Type: application/json"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "not compressed"),
+    ],
+)
+def test_bodies_in_other_forms(server: Server, headers: dict[str, str], told: str) -> None:
+    body = gzip.compress(b'{"prompt": "a"}') if len(headers) > 1 else b'{"prompt": "a"}'
+    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
 
 
 def test_bad_json_is_told_with_its_place(server: Server) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -86,6 +87,39 @@ def test_a_full_queue(serve: Any) -> None:
     assert refused.json()["error"]["type"] == "rate_limit_error"
     assert int(refused.headers["retry-after"]) > 0
     assert (alive, ready) == (200, 429)
+
+
+def test_requests_that_are_still_read_take_room(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or any number of them could keep the server busy with images and grammars."""
+    body = {"prompt": "def f(x):", "max_tokens": 1}
+    go = threading.Event()
+    with serve(max_queued_requests=0) as server, ThreadPoolExecutor(3) as pool:
+        service = server.service
+        read = service._reader.completion
+
+        def slowly(body: Any) -> Any:
+            assert go.wait(30)
+            return read(body)
+
+        monkeypatch.setattr(service._reader, "completion", slowly)
+        url = f"{server.url}/v1/completions"
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json=body, timeout=0.2)
+        while service.reading:  # the client has gone
+            time.sleep(0.01)
+        taken = [pool.submit(httpx.post, url, json=body, timeout=60) for _ in range(3)]
+        while service.reading < 3:
+            time.sleep(0.01)
+        refused = httpx.post(url, json=body)
+        ready = httpx.get(f"{server.url}/health/ready").status_code
+        go.set()
+        codes = [answer.result().status_code for answer in taken]
+
+    assert (refused.status_code, ready) == (429, 429)
+    assert codes == [200] * 3
+    assert service.reading == 0
 
 
 def test_a_request_that_waits_too_long(serve: Any) -> None:

@@ -40,6 +40,11 @@ def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
 
 
+def nested(depth: int) -> Any:
+    """The schema of a list in a list in a list."""
+    return {"type": "array", "items": nested(depth - 1)} if depth else {}
+
+
 WEATHER, REMEMBER = tool("weather", PARAMETERS), tool("note", NOTE)
 TOOLS = [WEATHER, REMEMBER]
 
@@ -233,6 +238,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "grammar/bad-json-schema",
     ),
     ({"structured_outputs": {"regex": "[a"}}, "grammar/bad-regex"),
+    (
+        {"tools": [tool("a", {"properties": {"a": nested(900)}})], "tool_choice": "required"},
+        "chat/too-deep",
+    ),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "server/bad-format"),
     ({"structured_outputs": {}}, "server/bad-format"),
     (
@@ -283,3 +292,5 @@ def test_bad_requests(served: Server, body: dict[str, Any], code: str) -> None:
     error = answer.json()["error"]
     assert error["code"] == code
     assert error["type"] == "invalid_request_error"
+    if code.startswith("grammar/"):
+        assert error["param"] == next(iter(body))

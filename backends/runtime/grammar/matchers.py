@@ -7,10 +7,12 @@ mask.
 
 from __future__ import annotations
 
+import re
+
 import llguidance
 
 from edgecc.backends.runtime.grammar.lark import lark_of
-from edgecc.backends.runtime.grammar.spec import Grammar, bad_grammar
+from edgecc.backends.runtime.grammar.spec import Grammar, GrammarKind, bad_grammar
 from edgecc.backends.runtime.tokenizer import Tokenizer
 from edgecc.errors import UnsupportedError
 
@@ -51,7 +53,7 @@ class Matchers:
         text = lark_of(grammar)
         matcher = llguidance.LLMatcher(self._tokens, text, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise bad_grammar(grammar.kind, _shown(matcher.get_error()))
+            raise bad_grammar(grammar.kind, _shown(matcher.get_error(), grammar.kind))
         return matcher
 
 
@@ -65,8 +67,14 @@ def _limits() -> llguidance.LLParserLimits:
     )
 
 
-def _shown(message: str) -> str:
-    """What llguidance says, without the grammar that it quotes."""
+def _shown(message: str, kind: GrammarKind) -> str:
+    """What llguidance says, without the grammar that it quotes, nor places in one that we wrote."""
     lines = [line.strip() for line in message.splitlines()]
     kept = [line for line in lines if line and not line.startswith("<") and " | " not in line]
-    return " ".join(kept)[:400]
+    text = " ".join(kept)
+    if kind is not GrammarKind.LARK:
+        text = _PLACE.sub("", text).removesuffix("^").rstrip()
+    return text[:400]
+
+
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")

@@ -13,6 +13,9 @@ from edgecc.errors import RequestError
 MAX_CHARACTERS = 1 << 18
 """Longest grammar: what is longer takes seconds to compile, and comes from a program gone wrong."""
 
+MAX_DEPTH = 256
+"""Deepest nesting of a schema; llguidance takes about half of it, Python three times as much."""
+
 
 class GrammarKind(StrEnum):
     """How a grammar is written."""
@@ -73,6 +76,8 @@ class Grammar:
             raise bad_grammar(kind, f"it cannot be read as JSON: {error}") from error
         if not isinstance(value, Mapping | bool):
             raise bad_grammar(kind, f"expected an object, not a {type(value).__name__}")
+        if _too_deep(value):
+            raise bad_grammar(kind, f"it is nested too deeply: more than {MAX_DEPTH} levels")
         return cls(kind, text)
 
     @classmethod
@@ -129,6 +134,20 @@ _NAMES: Mapping[GrammarKind, str] = {
     GrammarKind.CHOICE: "list of choices",
     GrammarKind.LARK: "grammar",
 }
+
+
+def _too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            if isinstance(value, Mapping | list)
+            for item in (value.values() if isinstance(value, Mapping) else value)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def bad_grammar(kind: GrammarKind, message: str) -> RequestError:
