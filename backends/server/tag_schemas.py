@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -87,10 +88,12 @@ def _text_terms(schema: Mapping[str, Any], what: str) -> Iterator[str]:
             raise _bad(f"{what}: minLength is {least} and maxLength {most}: no text fits them")
         yield f"/(.|\\n){{{least or 0},{'' if most is None else most}}}/"
     for choices in _choices(schema, what):
-        long = [c for c in choices if (least or 0) <= len(c) and (most is None or len(c) <= most)]
-        if not long:
+        fits = [c for c in choices if (least or 0) <= len(c) and (most is None or len(c) <= most)]
+        if not fits:
             raise _bad(f"{what}: no text that is listed has a length that is allowed")
-        yield f"({' | '.join(map(lark_string, long))})"
+        if unreadable := [c for c in fits if re.search(_ENDS, c)]:
+            raise _bad(f"{what}: {unreadable[0]!r:.60} would end the call where it stands")
+        yield f"({' | '.join(map(lark_string, fits))})"
     if "pattern" in schema:
         yield _searched(schema["pattern"], what)
 

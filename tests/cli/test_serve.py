@@ -76,6 +76,21 @@ def test_a_threshold_needs_a_confidence_head(
     assert "request/no-confidence" in capsys.readouterr().err
 
 
+def test_a_damaged_bundle_of_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same size: that is seen when it is loaded, and nobody compiles it by hand."""
+    arguments = ["serve", str(TARGET), "--cache-dir", str(tmp_path), "--max-model-len", "64"]
+    assert main([*arguments, "--port", "0", "--confidence-threshold", "0.5"]) == 2  # compiled
+    (bundle,) = (tmp_path / "bundles").glob(f"{TARGET.name}-*")
+    tokenizer = bundle / "tokenizer" / "tokenizer.json"
+    tokenizer.write_bytes(b"?" * tokenizer.stat().st_size)
+    capsys.readouterr()
+
+    assert main([*arguments, "--port", "0"]) == 3
+    err = capsys.readouterr().err
+    assert "tokenizer.json" in err
+    assert f"remove {bundle}" in err
+
+
 def test_the_life_of_a_server(tmp_path: Path) -> None:
     target, cache = tmp_path / "tiny", tmp_path / "cache"
     target.symlink_to(TARGET)

@@ -41,7 +41,7 @@ def layer(op: str, weight: Weight, bias: Weight | None = None) -> Module:
     if bias is not None:
         symbols.append(module.weights.add("bias", bias))
     b = Builder(module, "main")
-    table = op in ("embedding", "lookup")
+    table = op in ("embedding", "embedding_bag", "lookup")
     dtype = DType.I64 if table else DType.F32
     shape = (3,) if table else (3, 4)
     x = b.input("x", dtype, shape, Role.ACTIVATION)
@@ -212,7 +212,7 @@ def runs(op: str, encoding: Encoding) -> bool:
     """Tables stay as stored, integers as well; everything else computes in f32."""
     if not isinstance(encoding, Dense):
         return op == "linear" and isinstance(encoding, Int8Block)
-    table = op in ("embedding", "lookup")
+    table = op in ("embedding", "embedding_bag", "lookup")
     return table or encoding.dtype is DType.F32 or not encoding.dtype.is_float
 
 

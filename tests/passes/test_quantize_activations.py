@@ -189,7 +189,12 @@ class Rounding(Interpreter):
             encoding = table[name].encoding
             kind = activations_of(encoding)
             if kind:
-                g = table.read(name, 0, 1)["input_scale"].astype(operands[0].dtype)[()]
+                parts = table.read(name, 0, 1)
+                if "input_global_scale" in parts:  # a divisor: its reciprocal, in float32
+                    g = np.float32(1) / parts["input_global_scale"]
+                else:
+                    g = parts["input_scale"]
+                g = g.astype(operands[0].dtype)[()]
                 x = operands[0]
                 x = (
                     nvfp4.fake_quantize(x, g, encoding.block)

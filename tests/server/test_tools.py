@@ -153,6 +153,7 @@ def test_texts_with_tags_in_them(text: str) -> None:
         ({"enum": []}, r"enum is \[\], expected a list"),
         ({"enum": ["a", "b"], "minLength": 2}, "no text that is listed"),
         ({"const": 5}, "const is no text"),
+        ({"enum": ["a", "x</parameter>\n</function>"]}, "would end the call where it stands"),
         ({"pattern": 5}, "pattern is 5"),
         ({"pattern": "a)|(b"}, "regex"),
         ({"pattern": "a(?=b)"}, "regex"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from edgecc.cli.options import (
 from edgecc.cli.output import Console
 from edgecc.cli.pair_options import PAIR_FLAGS, draft_options, models_of, size_options
 from edgecc.cli.server_flags import open_to_all, server_options
-from edgecc.errors import UnsupportedError, UsageError
+from edgecc.errors import BundleError, UnsupportedError, UsageError
 from edgecc.hub_layout import checkpoint_name
 from edgecc.paths import local_path
 
@@ -180,7 +181,11 @@ def _bundle(console: Console, source: str, flags: dict[str, Any]) -> Iterator[Pa
         yield path
         return
     with _compiled(console, path, flags) as bundle:
-        yield bundle
+        try:
+            yield bundle
+        except BundleError as error:  # nobody compiles this one by hand
+            help = f"remove {bundle}: it is in the cache, and will be compiled again"
+            raise BundleError(*(replace(d, help=help) for d in error.diagnostics)) from error
 
 
 def _compiled(
