@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from edgecc.backends.base import Progress
 from edgecc.backends.runtime.proposer import PROPOSERS
 from edgecc.checkpoints import checkpoints_of
@@ -10,10 +12,10 @@ from edgecc.devices import DEVICES, Device
 from edgecc.errors import InputError, LegalizeError, UnsupportedError, UsageError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.finite import check_finite
-from edgecc.frontends.quantization import EncodedWeight, check_scales
+from edgecc.frontends.quantization import EncodedWeight, check_group_scales, check_scales
 from edgecc.frontends.quantization.names import as_weight
 from edgecc.ir.core import Module
-from edgecc.ir.encodings import FP8, MXFP4, NVFP4
+from edgecc.ir.encodings import FP8, MXFP4, NVFP4, Int4
 from edgecc.ir.verifier import check_property
 from edgecc.ir.weights import Derived, Stored, Unbound
 from edgecc.passes.base import PassContext
@@ -24,6 +26,9 @@ from edgecc.text_side import check_tokenizer
 
 RUNTIME_METHODS = tuple(PROPOSERS)
 """Speculation methods `edgecc.backends.runtime` can drive."""
+
+_GROUP_SCALES = (".scales", ".weight_scale")
+"""Of AWQ and GPTQ, of compressed-tensors."""
 
 
 def check_module(module: Module, options: CompileOptions, report: Progress) -> None:
@@ -249,6 +254,7 @@ def _check_placeholder(module: Module) -> None:
 def _scan_values(module: Module, report: Progress) -> None:
     """Look at every block scale and every unquantized value once: a NaN would become NaN logits."""
     stored = [(w, w.source) for w in module.weights.values() if isinstance(w.source, Stored)]
+    of_groups = set(_group_scales(module))
     for done, (weight, source) in enumerate(stored):
         report("check values", done, len(stored))
         reader = module.weights.readers[source.checkpoint]
@@ -257,7 +263,19 @@ def _scan_values(module: Module, report: Progress) -> None:
         if isinstance(weight.encoding, NVFP4 | MXFP4 | FP8):
             name = as_weight(parts["weight"]).removesuffix(".weight")
             check_scales(reader, EncodedWeight(weight.encoding, parts, name, weight.shape))
+        elif source in of_groups:
+            check_group_scales(reader, parts["weight"])
         else:
             for key in parts.values():
                 check_finite(reader, key)
     report("check values", len(stored), len(stored))
+
+
+def _group_scales(module: Module) -> Iterator[Stored]:
+    """Tensors with the scales of 4-bit integers, which are weights of their own until unpacked."""
+    for weight in module.weights.values():
+        if isinstance(weight.encoding, Int4) and isinstance(weight.source, Derived):
+            for symbol in weight.source.inputs:
+                source = module.weights[symbol].source
+                if isinstance(source, Stored) and source.parts[0].key.endswith(_GROUP_SCALES):
+                    yield source

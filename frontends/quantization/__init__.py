@@ -8,7 +8,13 @@ module names in every dialect, `scales` scans scales and codes for damage.
 """
 
 from edgecc.frontends.quantization.reader import Quantization, read_quantization
-from edgecc.frontends.quantization.scales import check_scales
+from edgecc.frontends.quantization.scales import check_group_scales, check_scales
 from edgecc.frontends.quantization.stored import EncodedWeight
 
-__all__ = ["EncodedWeight", "Quantization", "check_scales", "read_quantization"]
+__all__ = [
+    "EncodedWeight",
+    "Quantization",
+    "check_group_scales",
+    "check_scales",
+    "read_quantization",
+]

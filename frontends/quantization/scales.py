@@ -22,6 +22,9 @@ _CHUNK = 4 << 20
 
 _E8M0_NAN, _E8M0_BIAS = 0xFF, 127
 
+_INT4_LARGEST = 15
+"""Difference of a 4-bit code and its zero point."""
+
 _HELP = "the file is damaged: fetch or export the checkpoint again"
 
 
@@ -47,6 +50,31 @@ def check_scales(checkpoint: Checkpoint, weight: EncodedWeight) -> None:
         else:
             _check_factors(checkpoint, weight.parts["weight_scale"])
         _check_elements(checkpoint, weight.parts["weight"])
+
+
+def check_group_scales(checkpoint: Checkpoint, key: str) -> None:
+    """Check the scales of 4-bit integers: no NaN, none beyond float32, and none zero.
+
+    Producers bound them from below, so that also a group of zeros has one that is not. They may be
+    negative: codes count up or down.
+
+    Raises:
+        InputError: One is bad; its place is named.
+    """
+    scales = np.abs(checkpoint.read(key).astype(np.float32))
+    most = np.finfo(np.float32).max / _INT4_LARGEST
+    bad = ~((scales > 0) & (scales <= most))
+    if bad.any():
+        place = np.argwhere(bad)[0]
+        value = checkpoint.read(key)[tuple(place)].astype(np.float32)
+        raise InputError(
+            "quant/bad-scale",
+            f"the scale at {place.tolist()} is {float(value):g}, expected a number that is not "
+            f"zero, up to {most:.2g}: values are up to {_INT4_LARGEST} times as large, in float32",
+            where=checkpoint.location(key),
+            notes=(f"{int(bad.sum())} such scales",),
+            help=_HELP,
+        )
 
 
 def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> None:

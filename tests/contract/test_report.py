@@ -86,6 +86,15 @@ def test_27b_without_reading_weights(
     assert len(report.table) < 60
 
 
+def test_a_block_longer_than_a_call_takes_by_default(tmp_path: Path) -> None:
+    """How many rows that is, a compile chooses."""
+    target = write_target(tmp_path / "t", layers=4, quantized=False)
+    draft = write_draft(tmp_path / "d", block_size=200)
+    report = check(target, draft)
+    assert report.exit_code == 0
+    assert any(row.tensor.startswith("draft: ") for row in report.table)
+
+
 # --- precision ------------------------------------------------------------------------------------
 
 

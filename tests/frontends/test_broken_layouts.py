@@ -346,8 +346,11 @@ def test_a_file_of_the_second_format_that_says_it_is_of_the_first(folder: Path) 
         ),
         (f"{CT}mxfp8", ".weight_scale", 0xFF, "NaN (byte 0xff), expected a power of two"),
         (f"{CT}mxfp8", ".weight", 0x7F, "is NaN"),
-        ("awq", ".scales", 0x7E, "NaN"),
-        (INT4, ".weight_scale", 0xFF, "NaN"),
+        ("awq", ".scales", 0x7E, "is nan, expected a number that is not zero"),
+        ("awq", ".scales", 0, "is 0, expected a number that is not zero"),
+        (INT4, ".weight_scale", 0xFF, "is nan, expected"),
+        (INT4, ".weight_scale", 0x7F, "expected a number that is not zero, up to 2.3e+37"),
+        ("gptq", ".scales", 0, "is 0, expected"),
     ],
 )
 def test_numbers_that_are_none_are_found_when_compiling(

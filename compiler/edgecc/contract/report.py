@@ -21,6 +21,8 @@ from edgecc.ir.weights import Derived
 from edgecc.passes.base import PassContext
 from edgecc.passes.bind_shared_weights import BindSharedWeights
 
+_ROWS = 1024
+"""Rows of a target call: a choice of the compile, which says so if a block has more."""
 _HEADINGS = ("tensor", "in the file", "in the config", "decision")
 
 
@@ -125,7 +127,7 @@ def check(
         ResourceError: The file system refuses.
         HubError: A model cannot be had from the hub.
     """
-    options = LiftOptions(spec_method=spec_method, components=components)
+    options = LiftOptions(spec_method=spec_method, components=components, prefill_chunk=_ROWS)
     notes: list[Diagnostic] = []
     with ExitStack() as stack:
         places = [
