@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 import edgecc
@@ -132,7 +131,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(_malformed(error, request.headers))
+        return problem_response(_malformed(error))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
@@ -155,7 +154,7 @@ def _add_errors(app: FastAPI) -> None:
 _UNREADABLE = "the body cannot be read as JSON in UTF-8 (not compressed), or is nested too deeply"
 
 
-def _malformed(error: RequestValidationError, headers: Headers) -> Problem:
+def _malformed(error: RequestValidationError) -> Problem:
     """What is wrong with a body, without what it says: that is the client's."""
     findings = error.errors()
     first = findings[0]
@@ -167,12 +166,6 @@ def _malformed(error: RequestValidationError, headers: Headers) -> Problem:
         message = "the body is no JSON object; send one, with Content-Type: application/json"
         return Problem(400, message, "server/bad-field")
     place = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        message = f"the body is no JSON: an error at character {place[0]}"
-        return Problem(400, message, "server/bad-field")
-    if not place and "json" not in headers.get("content-type", "").lower():
-        message = "the body is not read as JSON: send it with Content-Type: application/json"
-        return Problem(400, message, "server/bad-field")
     param = ".".join(place) or None
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return Problem(400, f"{param or 'body'}: {first['msg']}{more}", "server/bad-field", param)

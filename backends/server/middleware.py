@@ -13,11 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgecc.backends.server.chat_page import PAGE_PATHS
-from edgecc.backends.server.errors import (
-    TooLargeError,
-    UnauthorizedError,
-    problem_of,
-)
+from edgecc.backends.server.errors import TooLargeError, UnauthorizedError, problem_of
 from edgecc.backends.server.http import problem_response
 
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics", *PAGE_PATHS})

@@ -141,7 +141,7 @@ def test_what_is_under_way_is_completed_at_the_end(serve: Any) -> None:
                 got.append(line)
                 begun.set()
 
-    with serve() as server:
+    with serve(shutdown_timeout_s=25) as server:  # for a busy machine
         reader = threading.Thread(target=read, args=(server.url,), daemon=True)
         reader.start()
         assert begun.wait(30)
