@@ -8,13 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import acceptance, engines, forms, host, memory, passes, quantization, speed, steps
+from benchmarks import (
+    acceptance,
+    batch,
+    engines,
+    forms,
+    host,
+    memory,
+    passes,
+    quantization,
+    speed,
+    steps,
+)
 from benchmarks.pairs import Settings
 from benchmarks.results import Result, load_average, machine, write_json
 
 BENCHMARKS: Mapping[str, Callable[[Settings], Result]] = {
     "speed": speed.run,
     "acceptance": acceptance.run,
+    "batch": batch.run,
     "steps": steps.run,
     "host": host.run,
     "memory": memory.run,
