@@ -155,6 +155,18 @@ CASES: Mapping[str, tuple[str, str, Change, str, str]] = {
         *("gptq-symmetric", ".qzeros", put(0x55555555, (1, 0)), "quant/zero-points"),
         "the word at [1, 0] is 0x55555555, and those of the first group 0x77777777",
     ),
+    "gptq: zero points of a symmetric weight that are elsewhere": (
+        *("gptq-symmetric", ".qzeros", full(0x11111111), "quant/zero-points"),
+        "the word at [0, 0] is 0x11111111, expected 0x77777777",
+    ),
+    "gptq: a group that has no columns": (
+        *("gptq-order", ".g_idx", full(0), "quant/bad-groups"),
+        "group 1 has 0 columns and group 0 has 64, expected equally many",
+    ),
+    "int4: groups of several sizes": (
+        *(ORDER, ".weight_g_idx", full(1), "quant/bad-groups"),
+        "group 0 has 0 columns",
+    ),
     "gptq: an order that is not told": (
         *("gptq-order", ".g_idx", None, "quant/missing-scale"),
         "its g_idx is missing",
