@@ -337,6 +337,7 @@ def test_text_alone(pair: Generator, bundles: Bundles) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::edgecc.backends.runtime.stats.SpeculationWarning")
 def test_a_draft_that_reads_tokens(tmp_path: Path) -> None:
     """The target's own block sees placeholders where the images are; the text stays."""
     text = HybridSizes(layer_types=(LINEAR, FULL))
