@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.declaration import Scheme
 from edgecc.frontends.quantization.stored import (
@@ -16,8 +15,6 @@ from edgecc.frontends.quantization.stored import (
     sidecar,
 )
 from edgecc.ir.types import DType, format_shape
-
-_FETCH = "config and weights may be of different revisions: fetch both again"
 
 
 def count_groups(checkpoint: Checkpoint, key: str, axis: int, rows: int, columns: int) -> int:
@@ -88,11 +85,10 @@ def is_ordered(checkpoint: Checkpoint, key: str, columns: int, groups: int) -> b
     found = checkpoint.read(key)
     if columns and not 0 <= int(found.min()) <= int(found.max()) < groups:
         place = int(np.argmax((found < 0) | (found >= groups)))
-        raise InputError(
+        raise bad(
             "quant/bad-groups",
             f"column {place} is of group {int(found[place])}, expected 0 to {groups - 1}",
-            where=checkpoint.location(key),
-            help=_FETCH,
+            checkpoint.location(key),
         )
     _check_sizes(checkpoint, key, np.bincount(found, minlength=groups))
     neighbours = np.arange(columns) // (columns // groups)
@@ -113,10 +109,9 @@ def _check_sizes(checkpoint: Checkpoint, key: str, sizes: NDArray[np.int64]) -> 
     fewer = np.flatnonzero(sizes < size)
     if len(fewer) > 1 or not sizes.all():
         group = int(np.argmin(sizes))
-        raise InputError(
+        raise bad(
             "quant/bad-groups",
             f"group {group} has {int(sizes[group])} columns and group {int(np.argmax(sizes))} has "
             f"{size}, expected equally many",
-            where=checkpoint.location(key),
-            help=_FETCH,
+            checkpoint.location(key),
         )

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
 from edgecc.frontends.quantization.ranges import E2M1_RANGE, E4M3_RANGE, FP8_SCALES
-from edgecc.frontends.quantization.stored import (
-    EncodedWeight,
-)
+from edgecc.frontends.quantization.stored import EncodedWeight
 from edgecc.ir.encodings import FP8, MXFP4, NVFP4
 from edgecc.ir.types import DType
 
@@ -61,20 +59,17 @@ def check_group_scales(checkpoint: Checkpoint, key: str) -> None:
     Raises:
         InputError: One is bad; its place is named.
     """
-    scales = np.abs(checkpoint.read(key).astype(np.float32))
+    scales = checkpoint.read(key).astype(np.float32)
     most = np.finfo(np.float32).max / _INT4_LARGEST
-    bad = ~((scales > 0) & (scales <= most))
+    sizes = np.abs(scales)
+    bad = ~((sizes > 0) & (sizes <= most))
     if bad.any():
-        place = np.argwhere(bad)[0]
-        value = checkpoint.read(key)[tuple(place)].astype(np.float32)
-        raise InputError(
-            "quant/bad-scale",
-            f"the scale at {place.tolist()} is {float(value):g}, expected a number that is not "
-            f"zero, up to {most:.2g}: values are up to {_INT4_LARGEST} times as large, in float32",
-            where=checkpoint.location(key),
-            notes=(f"{int(bad.sum())} such scales",),
-            help=_HELP,
+        value = float(scales[bad][0])
+        expected = (
+            f"expected a number that is not zero, up to {most:.2g}: values are up to "
+            f"{_INT4_LARGEST} times as large, in float32"
         )
+        raise _bad_scale(checkpoint, key, bad, f"{value:g}, {expected}")
 
 
 def _check_nvfp4(checkpoint: Checkpoint, weight: EncodedWeight, block: int) -> None:
@@ -109,32 +104,39 @@ def _check_exponents(checkpoint: Checkpoint, key: str, largest: float) -> None:
     if not stored.size or stored.max() <= most:
         return
     bad = stored > most
-    place = np.argwhere(bad)[0]
-    byte = int(stored[tuple(place)])
+    byte = int(stored[bad][0])
     found = "NaN" if byte == _E8M0_NAN else f"2^{byte - _E8M0_BIAS}"
-    raise InputError(
-        "quant/bad-scale",
-        f"the scale at {place.tolist()} is {found} (byte 0x{byte:02x}), expected a power of two up "
-        f"to 2^{most - _E8M0_BIAS}: values are up to {largest:g} times as large, in float32",
-        where=checkpoint.location(key),
-        notes=(f"{int(bad.sum())} such scales",),
-        help=_HELP,
+    expected = (
+        f"expected a power of two up to 2^{most - _E8M0_BIAS}: values are up to {largest:g} times "
+        "as large, in float32"
     )
+    raise _bad_scale(checkpoint, key, bad, f"{found} (byte 0x{byte:02x}), {expected}")
 
 
 def _check_factors(checkpoint: Checkpoint, key: str) -> None:
     factors = np.atleast_1d(checkpoint.read(key).astype(np.float32))
     bad = ~((factors >= FP8_SCALES.least) & (factors <= FP8_SCALES.most))
     if bad.any():
-        place = np.argwhere(bad)[0]
-        value = float(factors[tuple(place)])
-        raise InputError(
-            "quant/bad-scale",
-            f"the scale at {place.tolist()} is {value:g}, {FP8_SCALES.refuses(value)}",
-            where=checkpoint.location(key),
-            notes=(f"{int(bad.sum())} such scales",),
-            help=_HELP,
-        )
+        value = float(factors[bad][0])
+        raise _bad_scale(checkpoint, key, bad, f"{value:g}, {FP8_SCALES.refuses(value)}")
+
+
+def _bad_scale(checkpoint: Checkpoint, key: str, bad: NDArray[np.bool_], found: str) -> InputError:
+    """The error for scales of a tensor.
+
+    Args:
+        checkpoint: Where it is.
+        key: Its name.
+        bad: Which of them are bad, at least one.
+        found: What the first of those is, and what was expected.
+    """
+    return InputError(
+        "quant/bad-scale",
+        f"the scale at {np.argwhere(bad)[0].tolist()} is {found}",
+        where=checkpoint.location(key),
+        notes=(f"{int(bad.sum())} such scales",),
+        help=_HELP,
+    )
 
 
 def _check_elements(checkpoint: Checkpoint, key: str) -> None:

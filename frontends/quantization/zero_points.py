@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from edgecc.errors import InputError
 from edgecc.frontends.checkpoint import Checkpoint
+from edgecc.frontends.quantization.stored import bad
 
-_FETCH = "config and weights may be of different revisions: fetch both again"
 _SYMMETRIC = {True: 0x7777_7777, False: 0x8888_8888}
 """Words of zero points in the middle, for GPTQ's first format and for the second."""
 
@@ -62,12 +62,11 @@ def _check_uniform(checkpoint: Checkpoint, key: str, word: int) -> None:
     found = _unsigned(checkpoint.read(key))
     if not (found == word).all():
         row, column = (int(i) for i in np.argwhere(found != word)[0])
-        raise InputError(
+        raise bad(
             "quant/zero-points",
             f"the word at [{row}, {column}] is 0x{int(found[row, column]):08x}, and those of the "
             f"first group 0x{word:08x}; the weight is declared symmetric",
-            where=checkpoint.location(key),
-            help=_FETCH,
+            checkpoint.location(key),
         )
 
 
