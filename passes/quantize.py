@@ -9,7 +9,7 @@ from edgecc.errors import UsageError, did_you_mean
 from edgecc.ir.core import Module, Node, Value
 from edgecc.ir.encodings import FP8, NVFP4, Dense, Encoding, Int4, Int8
 from edgecc.ir.quantize import has_global_scale
-from edgecc.ir.recipes import RECIPES
+from edgecc.ir.recipes import stored_forms
 from edgecc.ir.rewriter import Rewriter
 from edgecc.ir.weights import Derived, Unbound, WeightTable
 from edgecc.passes.base import Pass, PassContext
@@ -255,7 +255,7 @@ class _LinearUses:
         """Weights that nodes read in two forms of which a bundle stores one."""
         forms: dict[str, list[str]] = {}
         for symbol in read:
-            for stored in _stored(table, symbol):
+            for stored in stored_forms(table, symbol):
                 forms.setdefault(stored, []).append(symbol)
         for symbols in forms.values():
             for symbol in symbols[1:]:
@@ -284,14 +284,6 @@ class _LinearUses:
                     group.update(dict.fromkeys(merged, merged))
         order = {symbol: i for i, symbol in enumerate(chosen)}
         return {symbol: sorted(members, key=order.__getitem__) for symbol, members in group.items()}
-
-
-def _stored(table: WeightTable, symbol: str) -> set[str]:
-    """What a bundle has of a weight: recipes that expand are applied when it is loaded."""
-    source = table[symbol].source
-    if isinstance(source, Derived) and RECIPES[source.recipe].expands:
-        return {s for name in source.inputs for s in _stored(table, table.resolve(name))}
-    return {symbol}
 
 
 def quantized_name(symbol: str, format: str) -> str:

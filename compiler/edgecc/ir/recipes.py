@@ -42,6 +42,23 @@ def activation_scale(parts: Mapping[str, Array]) -> Array | None:
     return None if scale is None else np.asarray(scale.astype(np.float32))
 
 
+def stored_forms(table: WeightTable, symbol: str) -> set[str]:
+    """What a bundle has of a weight: recipes that expand are applied when it is loaded.
+
+    Args:
+        table: The weights.
+        symbol: One of them, or another name of it.
+
+    Returns:
+        Symbols at the ends of aliases.
+    """
+    symbol = table.resolve(symbol)
+    source = table[symbol].source
+    if isinstance(source, Derived) and RECIPES[source.recipe].expands:
+        return {form for name in source.inputs for form in stored_forms(table, name)}
+    return {symbol}
+
+
 def same_layout(inputs: Sequence[Weight]) -> Encoding:
     """The common encoding of matrices with equal columns, or of vectors.
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from edgecc.ir.core import Module
-from edgecc.ir.recipes import RECIPES
+from edgecc.ir.recipes import RECIPES, stored_forms
 from edgecc.ir.weights import Derived, Unbound, WeightTable
 
 
@@ -71,21 +71,9 @@ def _contents(module: Module) -> dict[str, str]:
 
 
 def _copies(module: Module) -> Counter[str]:
-    """How many of the tensors in a bundle hold each content.
-
-    A bundle has what nodes read; recipes that expand are applied when it is loaded, so for them it
-    has what they are made from.
-    """
+    """How many of the tensors in a bundle hold each content."""
     table = module.weights
-    stored: set[str] = set()
-    waiting = list(_read(module))
-    while waiting:
-        symbol = table.resolve(waiting.pop())
-        source = table[symbol].source
-        if isinstance(source, Derived) and RECIPES[source.recipe].expands:
-            waiting += source.inputs
-        else:
-            stored.add(symbol)
+    stored = {form for symbol in _read(module) for form in stored_forms(table, symbol)}
     return Counter(
         content
         for symbol in stored
