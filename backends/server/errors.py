@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from edgecc.errors import EdgeccError, InputError, UnsupportedError
+from edgecc.errors import EdgeccError, InputError, RequestError, UnsupportedError
 
 RETRY_AFTER_S = 1
 """Seconds that a client is asked to wait: about how long a short answer takes."""
@@ -50,6 +50,11 @@ class UnavailableError(ServerError):
     """The request was not answered in time, or the server ends."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def bad_tools(where: str, message: str, help: str = "") -> RequestError:
+    """The error for tools, or calls of them, that are not as they should be."""
+    return RequestError("server/bad-tools", message, where=where, help=help)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edgecc.backends.runtime.grammar import json_rule, lark_regex, lark_string
+from edgecc.backends.server.errors import bad_tools
 from edgecc.backends.server.tool_calls import takes_text
 from edgecc.errors import RequestError
 
@@ -142,9 +143,5 @@ def _refuse(schema: Mapping[str, Any], keywords: Sequence[str], what: str) -> No
 
 
 def _bad(message: str) -> RequestError:
-    return RequestError(
-        "server/bad-tools",
-        message,
-        where="tools",
-        help='leave it out of the schema, or let calls be free: tool_choice "auto" without strict',
-    )
+    help = 'leave it out of the schema, or let calls be free: tool_choice "auto" without strict'
+    return bad_tools("tools", message, help)

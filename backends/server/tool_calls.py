@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -102,11 +103,12 @@ class TagReader(CallReader):
         if not call.name:
             return ""
         properties = self._schemas.get(call.name, {}).get("properties", {})
-        arguments = {
-            key: _value(text, properties.get(key, {})) for key, text in call.values.items()
-        }
+        members = (
+            f"{write_json(key)}: {_written(text, properties.get(key, {}))}"
+            for key, text in call.values.items()
+        )
         self.name = call.name
-        return write_json(arguments)
+        return "{" + ", ".join(members) + "}"
 
 
 class _TagCall:
@@ -236,15 +238,12 @@ def takes_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _value(text: str, schema: object) -> Any:
-    if takes_text(schema):
-        return text
-    try:
-        value = read_json(text)
-        write_json(value)
-    except ValueError:
-        return text
-    return value
+def _written(text: str, schema: object) -> str:
+    """A value as JSON; what should be some and is not is a text."""
+    if not takes_text(schema):
+        with suppress(ValueError):
+            return write_json(read_json(text))
+    return write_json(text)
 
 
 def _begun(text: str, marker: str) -> int:

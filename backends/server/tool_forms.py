@@ -11,6 +11,7 @@ from typing import Any
 from edgecc.backends.runtime import ChatTemplates
 from edgecc.backends.runtime.grammar import json_rule, lark_string
 from edgecc.backends.server.call_readers import OPEN, JsonReader
+from edgecc.backends.server.errors import bad_tools
 from edgecc.backends.server.protocol import Tool
 from edgecc.backends.server.tag_schemas import object_schema, value_rule
 from edgecc.backends.server.tool_calls import MakeReader, TagReader
@@ -108,8 +109,3 @@ def form_of(chat: ChatTemplates) -> ToolForm:
 def schema_of(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments."""
     return _NO_PARAMETERS if tool.function.parameters is None else tool.function.parameters
-
-
-def bad_tools(where: str, message: str) -> RequestError:
-    """The error for tools that cannot be called as they are declared."""
-    return RequestError("server/bad-tools", message, where=where)

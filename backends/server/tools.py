@@ -9,8 +9,9 @@ from typing import Any
 
 from edgecc.backends.runtime.grammar import Grammar, GrammarKind, json_rule, lark_string
 from edgecc.backends.server.call_readers import CLOSE, OPEN, read_json
+from edgecc.backends.server.errors import bad_tools
 from edgecc.backends.server.protocol import ChatBody, NamedChoice, Tool
-from edgecc.backends.server.tool_forms import ToolForm, bad_tools, schema_of
+from edgecc.backends.server.tool_forms import ToolForm, schema_of
 
 
 def wanted_tools(body: ChatBody) -> list[Tool]:

@@ -48,10 +48,11 @@ def command(console: Console, file: str, **flags: Any) -> int:
     passes, device = pipeline(flags)
     dump = None if flags["dump_ir"] is None else ir_folder(flags["dump_ir"])
     module = read_with_checkpoints(file, flags["checkpoints"])
-    output = text_file(flags["output"], folders_of(module))
-    timing = text_file(flags["timing_json"], folders_of(module), flag="--timing-json")
+    folders = folders_of(module)
+    output = text_file(flags["output"], folders)
+    timing = text_file(flags["timing_json"], folders, flag="--timing-json")
     if dump is not None:
-        for folder in folders_of(module):
+        for folder in folders:
             refuse_inside(dump, folder, "--dump-ir")
     ctx = PassContext(device)
     manager = PassManager(

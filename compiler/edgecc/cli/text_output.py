@@ -11,6 +11,12 @@ from edgecc.cli.output import print_text
 from edgecc.errors import ResourceError, UsageError
 from edgecc.paths import local_path, refuse_inside
 
+_FLAGS = {
+    "-o": ("output", "usage/output"),
+    "--timing-json": ("timing", "usage/timing-json"),
+}
+"""What the path of each flag is called, and the id of errors about it."""
+
 
 def text_file(
     name: str | None, checkpoints: Iterable[str | Path | None], *, flag: str = "-o"
@@ -20,7 +26,7 @@ def text_file(
     Args:
         name: What the flag was given; None and `-` are standard output.
         checkpoints: Folders in which nothing is written.
-        flag: The flag.
+        flag: The flag, `-o` or `--timing-json`.
 
     Returns:
         The file, None for standard output.
@@ -31,8 +37,8 @@ def text_file(
     """
     if name is None or name == "-":
         return None
-    id = {"-o": "usage/output"}.get(flag, f"usage/{flag.lstrip('-')}")
-    path = local_path(name, id.partition("/")[2].partition("-")[0])
+    what, id = _FLAGS[flag]
+    path = local_path(name, what)
     for checkpoint in checkpoints:
         if checkpoint is not None:
             refuse_inside(path, Path(checkpoint), flag)
